@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make qualify` and `make test` do all their own set-up. Everything they make lies in .venv, .cache and out.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+export QUALIFY_CACHE ?= $(CURDIR)/.cache
+unexport PYTHONPATH
+
+# A name on PATH is not enough: version managers leave shims that only print an error.
+PYTHON ?= $(shell for python in python3 python3.12 python3.13 python3.11; do \
+  $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && { command -v $$python; break; }; done)
+BIN := .venv/bin
+
+.PHONY: help
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+.venv/.host: requirements/host.txt pyproject.toml
+	@[[ -n "$(PYTHON)" ]] || { echo "error: no Python 3.11 to 3.13 found: install one, or name it with PYTHON=" >&2; exit 4; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/host.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index --editable .
+	@touch $@
+
+.venv/.dev: .venv/.host requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@touch $@
+
+.PHONY: setup
+setup: .venv/.host  ## .venv with the host side
+
+.PHONY: qualify
+qualify: setup  ## qualify this machine's engine; ARGS="..." go to `qualify run`
+	$(BIN)/qualify run $(ARGS)
+
+.PHONY: review
+review: setup  ## review a receipt: make review RECEIPT=receipts/cpu-smoke/<run>
+	$(BIN)/qualify review $(RECEIPT)
+
+.PHONY: lint
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: test
+test: lint  ## everything that CI runs
+	$(BIN)/pytest -m "not engine and not docker"
+
+.PHONY: lock
+lock:  ## make the hash-locked requirement files anew (needs uv)
+	requirements/lock.sh
+
+.PHONY: schema
+schema: setup  ## generate the receipt's JSON Schema
+	$(BIN)/python -m qualify.receipt.schema
+
+.PHONY: clean
+clean:  ## remove what was made here, caches included
+	rm -rf .venv .cache out

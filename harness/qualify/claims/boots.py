@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which boots a claim has to find evidence of, and where."""
+
+from __future__ import annotations
+
+import re
+
+from qualify.evidence import Evidence, MissingEvidence
+from qualify.profiles import Boot, Probe, Profile
+from qualify.records import RUN, Run
+
+
+def is_outside(evidence: Evidence) -> bool:
+    """Whether the server was started by somebody else, so that nothing inside it could be seen."""
+    return evidence.record(RUN, Run).target.startswith("url:")
+
+
+def folder_of(evidence: Evidence, boot: Boot) -> str | None:
+    """The folder of a boot by its name; None if it left no file."""
+    paths = evidence.paths(rf"^boots/\d+-{re.escape(boot.name)}/")
+    return "/".join(paths[0].split("/")[:2]) if paths else None
+
+
+def visited(evidence: Evidence, profile: Profile, probe: Probe | None = None) -> list[tuple[Boot, str]]:
+    """The boots with this probe (or all) and their folders, in the profile's order.
+
+    A server started by somebody else is visited once, so its other boots may be absent. Raises MissingEvidence for any
+    other boot that left nothing, and when there is none at all.
+    """
+    wanted = [boot for boot in profile.boots if probe is None or probe in boot.probes]
+    pairs = [(boot, folder_of(evidence, boot)) for boot in wanted]
+    found = [(boot, folder) for boot, folder in pairs if folder is not None]
+    missing = [boot.name for boot, folder in pairs if folder is None]
+    if not found or (missing and not is_outside(evidence)):
+        raise MissingEvidence(f"boots/NN-{missing[0] if missing else '*'}")
+    return found

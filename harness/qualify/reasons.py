@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reason codes: stable words that explain every status other than `passed`.
+
+Each has one line of meaning and one of remedy; `docs/reason-codes.md` is generated from this table.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class ReasonCode(StrEnum):
+    # not run, by a rule
+    NOT_IN_PROFILE = "not_in_profile"
+    NOT_SUPPORTED = "not_supported"
+    NOT_PERMITTED = "not_permitted"
+    NOT_APPLICABLE = "not_applicable"
+    # evidence
+    EVIDENCE_MISSING = "evidence_missing"
+    PARSE_FAILED = "parse_failed"
+    METRIC_MISSING = "metric_missing"
+    RANK_MISSING = "rank_missing"
+    # the run
+    TIMEOUT = "timeout"
+    START_TIMEOUT = "start_timeout"
+    CRASHED = "crashed"
+    INTERRUPTED = "interrupted"
+    DIRTY_HARNESS = "dirty_harness"
+    LEFTOVER = "leftover"
+    # pins
+    VERSION_MISMATCH = "version_mismatch"
+    LOCK_MISMATCH = "lock_mismatch"
+    CODE_MODIFIED = "code_modified"
+    DIGEST_MISMATCH = "digest_mismatch"
+    ENVIRONMENT_INCOMPLETE = "environment_incomplete"
+    # operator and plugin
+    OP_SCHEMA_MISMATCH = "op_schema_mismatch"
+    OP_CASE_FAILED = "op_case_failed"
+    PLUGIN_INACTIVE = "plugin_inactive"
+    ADDRESS_MOVED = "address_moved"
+    # serving
+    WORLD_SIZE_MISMATCH = "world_size_mismatch"
+    DEVICE_SHARED = "device_shared"
+    WRONG_MODEL = "wrong_model"
+    REQUEST_FAILED = "request_failed"
+    USAGE_MISMATCH = "usage_mismatch"
+    STREAM_BROKEN = "stream_broken"
+    OUTPUT_DEGENERATE = "output_degenerate"
+    OUTPUT_NOT_REPRODUCED = "output_not_reproduced"
+    # graphs
+    GRAPH_MISSING = "graph_missing"
+    GRAPH_UNEXPECTED = "graph_unexpected"
+    NOT_REPLAYED = "not_replayed"
+    MODE_DOWNGRADED = "mode_downgraded"
+    RANKS_DISAGREE = "ranks_disagree"
+    LOG_DISAGREES = "log_disagrees"
+    # memory
+    ADMISSION_MISSING = "admission_missing"
+    ADMISSION_DISAGREES = "admission_disagrees"
+    MEMORY_GREW = "memory_grew"
+    ALLOCATION_RETRY = "allocation_retry"
+    KV_BELOW_FLOOR = "kv_below_floor"
+    # KV restore
+    BYTES_DIFFER = "bytes_differ"
+    BLOCK_NO_COLD = "block_no_cold"
+    GROUP_EMPTY = "group_empty"
+    TOO_FEW_GROUPS = "too_few_groups"
+    RESTORE_SHORT = "restore_short"
+    COLD_NOT_COLD = "cold_not_cold"
+    COLD_DIFFERS_FROM_CONTROL = "cold_differs_from_control"
+    EXTERNAL_TOKENS_MISMATCH = "external_tokens_mismatch"
+    COUNTER_MISMATCH = "counter_mismatch"
+    LOCAL_HIT = "local_hit"
+    TIER_MISMATCH = "tier_mismatch"
+    STORED_FILES_MISMATCH = "stored_files_mismatch"
+    RANKS_IDENTICAL = "ranks_identical"
+    NOT_POISONED = "not_poisoned"
+    NOT_RESTARTED = "not_restarted"
+    NEGATIVE_CONTROL_PASSED = "negative_control_passed"
+    NEGATIVE_CONTROL_MISSING = "negative_control_missing"
+    TRANSFER_MODE_MISMATCH = "transfer_mode_mismatch"
+    # throughput
+    TOKEN_COUNT_MISMATCH = "token_count_mismatch"
+    IDENTITY_BROKEN = "identity_broken"
+    COUNTER_RESET = "counter_reset"
+    INSUFFICIENT_SAMPLES = "insufficient_samples"
+    SINGLE_REPLICATE = "single_replicate"
+    AUTOCORRELATED = "autocorrelated"
+    NOT_STEADY = "not_steady"
+    LATE_DROP = "late_drop"
+    STALLED = "stalled"
+    CLIENT_LIMITED = "client_limited"
+    BELOW_BAR = "below_bar"
+    STRADDLES_BAR = "straddles_bar"
+    THROTTLED = "throttled"
+    # service
+    SERVICE_ERROR = "service_error"
+    CLIENT_ERROR = "client_error"
+    UNCLEAN_STOP = "unclean_stop"
+
+
+class Explanation(NamedTuple):
+    meaning: str
+    remedy: str
+
+
+CATALOGUE: dict[ReasonCode, Explanation] = {
+    ReasonCode.NOT_IN_PROFILE: Explanation("the profile does not ask for this claim", "use a profile that requires it"),
+    ReasonCode.NOT_SUPPORTED: Explanation(
+        "this engine or target cannot show the claim", "run on an engine that can, e.g. CUDA for graphs"
+    ),
+    ReasonCode.NOT_PERMITTED: Explanation(
+        "the target does not offer the interface that the evidence needs",
+        "start the server with development endpoints on loopback, or use a local or image target",
+    ),
+    ReasonCode.NOT_APPLICABLE: Explanation("the rule does not apply to this configuration", "none needed"),
+    ReasonCode.EVIDENCE_MISSING: Explanation(
+        "no evidence for the claim was collected", "read the run's error in evidence/run.json and run again"
+    ),
+    ReasonCode.PARSE_FAILED: Explanation(
+        "an evidence file is not of the expected form", "check versions; file a bug with the named file"
+    ),
+    ReasonCode.METRIC_MISSING: Explanation(
+        "a metric that the claim needs was not exposed", "check the engine version and --disable-log-stats"
+    ),
+    ReasonCode.RANK_MISSING: Explanation("a rank left no evidence", "look for the rank's last lines in the engine log"),
+    ReasonCode.TIMEOUT: Explanation("a phase did not end within its bound", "see the engine log at the named phase"),
+    ReasonCode.START_TIMEOUT: Explanation(
+        "the engine was not ready within its bound",
+        "see the engine's last lines; raise timeouts.start_seconds for an empty compile cache",
+    ),
+    ReasonCode.CRASHED: Explanation(
+        "the engine or the cache server ended by itself", "see the first fatal line of its log"
+    ),
+    ReasonCode.INTERRUPTED: Explanation("the run was stopped by the user or a signal", "run again"),
+    ReasonCode.DIRTY_HARNESS: Explanation(
+        "the harness is not a clean, committed revision", "commit or revert local changes and run again"
+    ),
+    ReasonCode.LEFTOVER: Explanation(
+        "a process, port or shared-memory segment outlived the run", "remove what is named; file a bug"
+    ),
+    ReasonCode.VERSION_MISMATCH: Explanation(
+        "a version seen inside a worker is not the pinned one", "rebuild the engine from its lock"
+    ),
+    ReasonCode.LOCK_MISMATCH: Explanation(
+        "the installed set is not the locked set", "rebuild the engine environment from its lock"
+    ),
+    ReasonCode.CODE_MODIFIED: Explanation(
+        "an installed file differs from the hash its package recorded", "reinstall the named package"
+    ),
+    ReasonCode.DIGEST_MISMATCH: Explanation(
+        "a digest is not the expected one", "check that model, image and receipt belong together"
+    ),
+    ReasonCode.ENVIRONMENT_INCOMPLETE: Explanation(
+        "a required fact of the environment could not be observed",
+        "see the null and its reason in the evidence",
+    ),
+    ReasonCode.OP_SCHEMA_MISMATCH: Explanation(
+        "the registered operator schema is not the promised one", "install the matching vllm-qout"
+    ),
+    ReasonCode.OP_CASE_FAILED: Explanation(
+        "a case of the operator's contract failed", "see the named case; do not serve with this operator"
+    ),
+    ReasonCode.PLUGIN_INACTIVE: Explanation(
+        "a worker does not run our call site", "install vllm-qout and check VLLM_PLUGINS and VLLM_QOUT"
+    ),
+    ReasonCode.ADDRESS_MOVED: Explanation(
+        "the q_out address changed between profiling, capture and serving", "file a bug with the evidence"
+    ),
+    ReasonCode.WORLD_SIZE_MISMATCH: Explanation(
+        "the number of workers is not the promised tensor-parallel size", "check the server's command line"
+    ),
+    ReasonCode.DEVICE_SHARED: Explanation(
+        "two ranks share a device or a core", "give each rank its own device or core"
+    ),
+    ReasonCode.WRONG_MODEL: Explanation("the server serves another model", "check the model argument"),
+    ReasonCode.REQUEST_FAILED: Explanation(
+        "a request of the harness failed", "see its record and the engine log at that time"
+    ),
+    ReasonCode.USAGE_MISMATCH: Explanation("usage counts disagree with the tokens delivered", "see the named request"),
+    ReasonCode.STREAM_BROKEN: Explanation(
+        "a stream ended without a finish reason, or repeated or lost text", "see the named request"
+    ),
+    ReasonCode.OUTPUT_DEGENERATE: Explanation(
+        "an answer repeats one token, so it proves little", "use varied prompts or a real checkpoint"
+    ),
+    ReasonCode.OUTPUT_NOT_REPRODUCED: Explanation(
+        "the same greedy request gave other tokens", "check batch invariance; see the named requests"
+    ),
+    ReasonCode.GRAPH_MISSING: Explanation(
+        "a predicted graph was not captured", "compare `qualify expect` with the engine's capture sizes"
+    ),
+    ReasonCode.GRAPH_UNEXPECTED: Explanation(
+        "a graph was captured that was not predicted",
+        "compare `qualify expect` with the engine's capture sizes",
+    ),
+    ReasonCode.NOT_REPLAYED: Explanation(
+        "a captured graph that the load reaches was never replayed", "check the dispatch statistics"
+    ),
+    ReasonCode.MODE_DOWNGRADED: Explanation(
+        "uniform decode steps ran PIECEWISE or eager instead of FULL", "check the attention backend's support"
+    ),
+    ReasonCode.RANKS_DISAGREE: Explanation("ranks report different values", "see the values per rank"),
+    ReasonCode.LOG_DISAGREES: Explanation(
+        "the engine's log and its workers report different values", "see both values and their sources"
+    ),
+    ReasonCode.ADMISSION_MISSING: Explanation(
+        "the engine did not report its KV admission", "check the engine log level and /metrics"
+    ),
+    ReasonCode.ADMISSION_DISAGREES: Explanation(
+        "sources of the KV admission disagree", "see log, metrics and workers in the claim"
+    ),
+    ReasonCode.MEMORY_GREW: Explanation(
+        "memory grew past the admitted figure under load", "see the allocator statistics per rank"
+    ),
+    ReasonCode.ALLOCATION_RETRY: Explanation(
+        "the allocator had to retry under load", "lower utilization or the largest batch"
+    ),
+    ReasonCode.KV_BELOW_FLOOR: Explanation(
+        "fewer KV tokens were admitted than the profile demands", "give the engine more memory"
+    ),
+    ReasonCode.BYTES_DIFFER: Explanation(
+        "restored KV bytes differ from the cold ones", "do not serve restored prompts with this image"
+    ),
+    ReasonCode.BLOCK_NO_COLD: Explanation(
+        "a restored block was never seen cold", "the arms did not serve the same prompt; file a bug"
+    ),
+    ReasonCode.GROUP_EMPTY: Explanation(
+        "a KV-cache group has no restored block, so nothing was compared", "use a longer prompt"
+    ),
+    ReasonCode.TOO_FEW_GROUPS: Explanation(
+        "the model has fewer KV-cache groups than the profile demands", "use a hybrid model"
+    ),
+    ReasonCode.RESTORE_SHORT: Explanation(
+        "a group restored fewer blocks than attention will read", "the connector lost blocks; see the group"
+    ),
+    ReasonCode.COLD_NOT_COLD: Explanation(
+        "the cold arm was served from a cache", "use an empty storage folder and a fresh engine"
+    ),
+    ReasonCode.COLD_DIFFERS_FROM_CONTROL: Explanation(
+        "cold bytes differ from those without the connector",
+        "kernels are not deterministic, or storing alters KV",
+    ),
+    ReasonCode.EXTERNAL_TOKENS_MISMATCH: Explanation(
+        "the engine restored another number of tokens than predicted", "see expected and observed per case"
+    ),
+    ReasonCode.COUNTER_MISMATCH: Explanation(
+        "counters of the engine, its workers and LMCache disagree", "see the counters in the claim"
+    ),
+    ReasonCode.LOCAL_HIT: Explanation(
+        "the local prefix cache served tokens in a restore arm", "the reset did not take; run again"
+    ),
+    ReasonCode.TIER_MISMATCH: Explanation(
+        "tokens came from another storage tier than the arm intends", "see the tier counters"
+    ),
+    ReasonCode.STORED_FILES_MISMATCH: Explanation(
+        "stored files do not equal the engine's cold bytes", "the store path is wrong, not the load path"
+    ),
+    ReasonCode.RANKS_IDENTICAL: Explanation(
+        "the ranks hold the same KV bytes, so a swap of ranks would pass", "use weights that differ by rank"
+    ),
+    ReasonCode.NOT_POISONED: Explanation(
+        "KV memory was not overwritten between cold and restore", "stale bytes could pass; file a bug"
+    ),
+    ReasonCode.NOT_RESTARTED: Explanation(
+        "a process of the cold arm survived into the restart arm", "file a bug with the evidence"
+    ),
+    ReasonCode.NEGATIVE_CONTROL_PASSED: Explanation(
+        "a deliberately broken restore was not caught", "the proof is void; file a bug with the evidence"
+    ),
+    ReasonCode.NEGATIVE_CONTROL_MISSING: Explanation("a negative control was not run", "the proof is void; run again"),
+    ReasonCode.TRANSFER_MODE_MISMATCH: Explanation(
+        "the connector used another transfer mode than the profile names", "check LMCACHE_MP_TRANSFER_MODE"
+    ),
+    ReasonCode.TOKEN_COUNT_MISMATCH: Explanation(
+        "the engine's token counter and the sum of usage disagree",
+        "another client used the server, or tokens were lost",
+    ),
+    ReasonCode.IDENTITY_BROKEN: Explanation(
+        "figures that must agree by arithmetic do not", "see the identity named in the claim"
+    ),
+    ReasonCode.COUNTER_RESET: Explanation(
+        "a counter fell or the process start time changed within a window", "the engine restarted; run again"
+    ),
+    ReasonCode.INSUFFICIENT_SAMPLES: Explanation(
+        "too few samples for an interval", "lengthen throughput.window_seconds"
+    ),
+    ReasonCode.SINGLE_REPLICATE: Explanation(
+        "one boot was measured, so the interval is of that boot and not of the engine", "add boots to the profile"
+    ),
+    ReasonCode.AUTOCORRELATED: Explanation(
+        "batches are too short against the autocorrelation time", "lengthen throughput.window_seconds"
+    ),
+    ReasonCode.NOT_STEADY: Explanation("throughput drifted within the window", "check clocks and other load"),
+    ReasonCode.LATE_DROP: Explanation("throughput fell at the end of the window", "check clocks and other load"),
+    ReasonCode.STALLED: Explanation(
+        "no token arrived for longer than the profile allows", "see the engine log at that time"
+    ),
+    ReasonCode.CLIENT_LIMITED: Explanation(
+        "the client may have been the limit", "run the client on another core or host"
+    ),
+    ReasonCode.BELOW_BAR: Explanation("the figure is below the profile's bar", "see figure, interval and bar"),
+    ReasonCode.STRADDLES_BAR: Explanation(
+        "the interval contains the profile's bar", "lengthen the window or add boots"
+    ),
+    ReasonCode.THROTTLED: Explanation("the hardware throttled within the window", "check cooling and power"),
+    ReasonCode.SERVICE_ERROR: Explanation(
+        "the service failed in a way a user would feel", "see phase, line and request in the claim"
+    ),
+    ReasonCode.CLIENT_ERROR: Explanation(
+        "the server refused a request of the harness as malformed", "a defect of the harness; file a bug"
+    ),
+    ReasonCode.UNCLEAN_STOP: Explanation(
+        "the engine had to be killed, or left something behind", "see the boot's record"
+    ),
+}
