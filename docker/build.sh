@@ -38,7 +38,10 @@ BASE_DIGEST=$("$docker" image inspect --format '{{.Id}}' "$BASE" 2>/dev/null || 
 export BASE LOCK_SHA256 REVISION BASE_DIGEST TAG="$tag"
 
 if "$docker" buildx version >/dev/null 2>&1; then
-  exec "$docker" buildx bake --file docker/docker-bake.hcl --load "engine-$engine"
+  # Attestations are manifests beside the image's, which only the containerd store of images can hold.
+  set --
+  "$docker" info --format '{{.DriverStatus}}' | grep -q containerd || set -- --provenance=false --sbom=false
+  exec "$docker" buildx bake --file docker/docker-bake.hcl --load "$@" "engine-$engine"
 fi
 # The network of the host, because the offline base knows only the mirror that this host can reach.
 DOCKER_BUILDKIT=1 exec "$docker" build --network host --progress plain --file docker/Dockerfile \

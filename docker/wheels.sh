@@ -22,7 +22,7 @@ wanted=$(cat $locks | sha256sum)
 [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || exit 0
 
 platforms=""
-for minor in 36 35 34 31 28 27 26 24 17 12 5; do
+for minor in $(seq 36 -1 5); do
   platforms="$platforms --platform manylinux_2_${minor}_x86_64"
 done
 platforms="$platforms --platform manylinux2014_x86_64 --platform manylinux2010_x86_64 --platform manylinux1_x86_64"

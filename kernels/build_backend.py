@@ -114,7 +114,8 @@ def build_cuda(folder: Path, nvcc: Path) -> Path:
               "-Wl,-soname,libtorch_cuda.so"])  # fmt: skip
         _run([
             compiler, *CXX_FLAGS, "-DUSE_CUDA", "-shared", "-isystem", str(torch / "include"),
-            "-isystem", str(include), "csrc/cuda.cpp", str(kernels), "-o", str(library), "-Wl,-soname,libvllm_qout_cuda.so", "-s",
+            "-isystem", str(include), "csrc/cuda.cpp", str(kernels),
+            "-o", str(library), "-Wl,-soname,libvllm_qout_cuda.so", "-s",
             f"-L{folder}", "-l:libvllm_qout.so", f"-L{torch / 'lib'}", "-ltorch_cpu",
             "-Wl,--no-as-needed", f"-L{scratch}", "-ltorch_cuda",
             f"-L{toolkit / 'lib'}", f"-L{toolkit / 'lib64'}", "-l:libcudart.so.13", "-Wl,-rpath,$ORIGIN",

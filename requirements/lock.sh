@@ -9,17 +9,19 @@ compile() {
   "${UV:-uv}" pip compile --quiet --upgrade --generate-hashes --custom-compile-command requirements/lock.sh "$@"
 }
 
-compile pyproject.toml --universal --python-version 3.11 --output-file requirements/host.txt
+compile pyproject.toml --group setup --universal --python-version 3.11 --output-file requirements/host.txt
 compile pyproject.toml --group dev --universal --python-version 3.11 \
   --constraints requirements/host.txt --output-file requirements/dev.txt
 
-# One lock for all supported Python versions: what the oldest needs must be exactly what the newest needs.
+# One lock for all supported Python versions: what the oldest needs must be exactly what the others need.
 engine() {
   compile requirements/engine-cpu.in --excludes requirements/engine-cpu.excludes --only-binary :all: --no-annotate \
     --python-platform x86_64-manylinux_2_31 --python-version "$@"
 }
 engine 3.11 --output-file requirements/engine-cpu.txt
-if ! engine 3.13 --constraints requirements/engine-cpu.txt | diff requirements/engine-cpu.txt -; then
-  echo "lock.sh: Python 3.11 and 3.13 need different packages: name those above in requirements/engine-cpu.in" >&2
-  exit 1
-fi
+for version in 3.12 3.13; do
+  if ! engine "$version" --constraints requirements/engine-cpu.txt | diff requirements/engine-cpu.txt -; then
+    echo "lock.sh: Python 3.11 and $version need different packages: name those above in requirements/engine-cpu.in" >&2
+    exit 1
+  fi
+done

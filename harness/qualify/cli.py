@@ -5,15 +5,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from qualify import __version__
 from qualify.errors import ExitCode, Interrupted, QualifyError, UsageError
 
+if TYPE_CHECKING:  # commands import what they need, so that `review` starts quickly
+    from qualify.profiles import Profile
+    from qualify.targets import Target
+
 DEFAULT_PROFILE = "cpu-smoke"
+
+Note = Callable[[str], None]
 
 
 def cache_folder() -> Path:
@@ -47,9 +55,8 @@ def cli() -> None:
 @click.option("--strict", is_flag=True, help="Exit 3 on WARNED.")
 def run(profile_name: str, target_name: str, model_folder: Path | None, out: Path | None, strict: bool) -> None:
     """Run the whole qualification: boots, probes, evidence, receipt, report."""
-    from qualify import doctor, profiles
+    from qualify import profiles
     from qualify.receipt.verdict import exit_code
-    from qualify.report.html import write_report
     from qualify.report.progress import Progress
     from qualify.report.table import render_receipt
     from qualify.run import qualify
@@ -63,11 +70,9 @@ def run(profile_name: str, target_name: str, model_folder: Path | None, out: Pat
         err=True,
     )
     progress = Progress()
-    target, model = _target(target_name, profile, model_folder, progress)
-    if target.label == "local":
-        doctor.refuse_if_unable(profile, cache_folder())
-    receipt, failure = qualify(profile, target, model, bundle, cache_folder() / "work", progress)
-    write_report(bundle, receipt)
+    cache = cache_folder()
+    target, model = _open(target_name, profile, model_folder, cache, progress.note)
+    receipt, failure = qualify(profile, target, model, bundle, cache / "work", progress)
     click.echo(render_receipt(receipt, bundle))
     if failure is not None:
         _complain(failure)
@@ -140,8 +145,33 @@ def explain(logs: tuple[str, ...], as_json: bool) -> None:
     sys.exit(explain_command(logs, as_json))
 
 
-def _target(name: str, profile, model_folder, progress):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    raise NotImplementedError
+def _open(target_name: str, profile: Profile, model: Path | None, cache: Path, note: Note) -> tuple[Target, Path | None]:
+    """The target and the folder of the model it will serve, both made if they are not cached yet.
+
+    Raises UsageError for a target of unknown kind, PreflightError if this host cannot run the target.
+    """
+    from qualify import doctor, environment
+
+    if target_name.startswith("url:"):
+        from qualify.targets.endpoint import EndpointTarget
+
+        return EndpointTarget(target_name.removeprefix("url:"), note), None
+    if target_name == "local":
+        from qualify.targets.local import LocalTarget
+
+        doctor.refuse_if_unable(profile, cache)
+        engine = environment.ensure_cpu_engine(cache, note)
+        return LocalTarget(profile, engine, note), _model(profile, model, cache, note)
+    raise UsageError(f"there is no target {target_name!r}", remedy="use local or url:URL")
+
+
+def _model(profile: Profile, given: Path | None, cache: Path, note: Note) -> Path:
+    from qualify import models
+
+    if given is None:
+        return models.ensure(cache, profile.model.recipe, profile.model.seed, note)
+    models.check(given)
+    return given
 
 
 def _complain(error: QualifyError) -> None:

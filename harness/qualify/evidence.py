@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -173,7 +174,7 @@ def _expand(raw: bytes, path: str) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
             content = file.read(MAX_EXPANDED + 1)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise EvidenceError(f"evidence {path} is not a whole gzip file: {error}") from None
     if len(content) > MAX_EXPANDED:
         raise EvidenceError(f"evidence {path} expands to more than {MAX_EXPANDED} bytes")

@@ -13,8 +13,10 @@ import io
 import json
 import posixpath
 import tarfile
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -38,9 +40,10 @@ from qualify.registry import (
     Repository,
     canonical_json,
     credentials_for,
-    platform_manifest,
+    resolve,
     runnable,
 )
+from qualify.targets.docker import Docker
 
 ARTIFACT_TYPE = "application/vnd.vllm-qualify.qualification.v0.1"
 STATEMENT_MEDIA_TYPE = "application/vnd.in-toto+json"
@@ -232,6 +235,7 @@ class Candidate:
 
     manifest_digest: str
     index_digest: str | None
+    config_digest: str | None
     result: Result
     profile_digest: str
     finished_at: str
@@ -252,6 +256,7 @@ class Candidate:
         return cls(
             manifest_digest=subject,
             index_digest=predicate.image.index_digest,
+            config_digest=predicate.image.config_digest,
             result=predicate.result,
             profile_digest=predicate.profile.digest.sha256,
             finished_at=predicate.finished_at,
@@ -263,28 +268,29 @@ def publish(
     candidate: Candidate,
     reference: Reference,
     repository: Repository,
-    image: SavedImage | None,
+    export: Callable[[], SavedImage],
     progress: Progress,
 ) -> Published:
     """Push the image if the registry lacks it, attach the receipt, and move the tag if the receipt is PASSED.
 
-    `image` may be None if the registry has the image already. Raises UsageError when image and receipt do not belong
-    together, RegistryError when the registry does; the tag is untouched in both cases.
+    `export` gives the image, and is called only if the registry lacks it. Raises UsageError when image and receipt do
+    not belong together, RegistryError when the registry refuses or breaks off; the tag is untouched in both cases.
     """
     wanted = candidate.manifest_digest
     if reference.digest and reference.digest != wanted:
         raise UsageError(
             f"the receipt is of {wanted}, not of {reference.digest}", remedy="publish it for its own image"
         )
-    if image is not None and image.manifest.digest != wanted:
-        raise UsageError(
-            f"the receipt is of {wanted}, the image is {image.manifest.digest}", remedy="publish it for its own image"
-        )
     before = _tag_state(repository, reference.tag)
     sent = 0
     if not repository.has_manifest(wanted):
-        if image is None:
-            raise UsageError(f"{reference.name} does not have {wanted}", remedy="name the local image with --image")
+        progress("export the image")
+        image = export()
+        if image.manifest.digest != wanted:
+            raise UsageError(
+                f"the receipt is of {wanted}, the image is {image.manifest.digest}",
+                remedy="publish it for its own image",
+            )
         sent = _push_image(repository, image, progress)
     manifest = repository.manifest(wanted)
     progress("attach the receipt")
@@ -426,7 +432,7 @@ def fetch_receipt(reference: Reference, repository: Repository, folder: Path) ->
 
     Raises NotFound if the image has none, RegistryError if what is attached is not a receipt of this image.
     """
-    manifest = platform_manifest(repository, reference)
+    manifest = resolve(repository, reference).manifest
     found = repository.referrers(manifest.digest, ARTIFACT_TYPE)
     if not found:
         raise NotFound(f"{reference} has no receipt", remedy="publish one, or ask who published the image")
@@ -467,11 +473,53 @@ def open_repository(reference: Reference) -> Repository:
     return Repository(reference, credentials=credentials_for(reference.registry))
 
 
-def load_candidate(folder: Path) -> Candidate:
-    """Review a receipt folder and take it over for publishing. Raises UsageError unless every verifier step holds."""
-    from qualify.receipt.verify import review  # the verifier loads every claim; reading a registry needs none
+# What the command line calls
 
-    reviewed = review(folder)
-    if reviewed.receipt is None:
+
+def publish_receipt(folder: Path, target: str, progress: Progress, docker: Docker | None = None) -> Published:
+    """Review the receipt in `folder`, and publish it with its image, which the daemon or the registry has, as `target`.
+
+    Needs free space for the image below the folder for temporary files. Raises UsageError for a receipt that does not
+    verify, is not of an image, or not of this one.
+    """
+    reference = Reference.parse(target)
+    candidate = load_candidate(folder)
+    repository = open_repository(reference)
+    try:
+        with tempfile.TemporaryDirectory(prefix="qualify-publish-") as blobs:
+            export = partial(_export, candidate, docker or Docker(), Path(blobs))
+            return publish(candidate, reference, repository, export, progress)
+    finally:
+        repository.close()
+
+
+def load_candidate(folder: Path) -> Candidate:
+    """A receipt folder for which every verifier step holds. Raises UsageError."""
+    from qualify.receipt.verify import review  # loads every claim, which reading a registry does not need
+
+    receipt = review(folder).receipt
+    if receipt is None:
         raise UsageError(f"the receipt in {folder} does not verify", remedy=f"run qualify review {folder}")
-    return Candidate.of(reviewed.receipt, read_folder(folder))
+    return Candidate.of(receipt, read_folder(folder))
+
+
+def fetch(target: str, folder: Path) -> Path:
+    """The receipt of the image `target`, `oci://` before it or not, in the new folder `folder`, ready for review."""
+    reference = Reference.parse(target.removeprefix("oci://"))
+    repository = open_repository(reference)
+    try:
+        return fetch_receipt(reference, repository, folder)
+    finally:
+        repository.close()
+
+
+def _export(candidate: Candidate, docker: Docker, blobs: Path) -> SavedImage:
+    # Which of its digests a daemon knows an image by depends on the store that it uses.
+    for name in (candidate.config_digest, candidate.manifest_digest):
+        if name is not None and docker.inspect("image", name) is not None:
+            with docker.save(name) as stream:
+                return read_saved_image(stream, blobs)
+    raise UsageError(
+        f"neither the registry nor this machine has the image {candidate.manifest_digest}",
+        remedy="publish from the machine that qualified it, or push the image first",
+    )

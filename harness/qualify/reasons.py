@@ -79,6 +79,8 @@ class ReasonCode(StrEnum):
     NOT_RESTARTED = "not_restarted"
     NEGATIVE_CONTROL_PASSED = "negative_control_passed"
     NEGATIVE_CONTROL_MISSING = "negative_control_missing"
+    NEGATIVE_CONTROL_UNEXPECTED = "negative_control_unexpected"
+    CAPTURE_FAILED = "capture_failed"
     TRANSFER_MODE_MISMATCH = "transfer_mode_mismatch"
     # throughput
     TOKEN_COUNT_MISMATCH = "token_count_mismatch"
@@ -270,6 +272,12 @@ CATALOGUE: dict[ReasonCode, Explanation] = {
         "a deliberately broken restore was not caught", "the proof is void; file a bug with the evidence"
     ),
     ReasonCode.NEGATIVE_CONTROL_MISSING: Explanation("a negative control was not run", "the proof is void; run again"),
+    ReasonCode.NEGATIVE_CONTROL_UNEXPECTED: Explanation(
+        "a negative control showed other differences than its damage", "the proof is void; see the control's places"
+    ),
+    ReasonCode.CAPTURE_FAILED: Explanation(
+        "a worker could not read its KV blocks", "check that the engine is of the pinned version; see the error"
+    ),
     ReasonCode.TRANSFER_MODE_MISMATCH: Explanation(
         "the connector used another transfer mode than the profile names", "check LMCACHE_MP_TRANSFER_MODE"
     ),

@@ -14,6 +14,7 @@ RUN = "run.json"
 HOST = "host.json"
 ENGINE = "engine.json"
 MODEL = "model.json"
+CONTRACT = "contract.json"
 
 
 def boot_folder(index: int, name: str) -> str:

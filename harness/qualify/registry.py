@@ -41,6 +41,8 @@ MAX_MANIFEST = 4 << 20
 REFERRER_ATTEMPTS = 5
 """Rounds of the fallback tag's read-modify-write: each lost round means that another writer won one."""
 PIECE = 1 << 20
+TIMEOUT = httpx.Timeout(60.0, read=300.0)
+"""Seconds for one step of an exchange; a registry may take minutes to file a large blob after its last byte."""
 
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
@@ -268,14 +270,13 @@ class Repository:
         *,
         credentials: Credentials | None = None,
         transport: httpx.BaseTransport | None = None,
-        timeout: float = 60.0,
     ) -> None:
         self.name = reference.repository
         self.registry = reference.registry
         self._origin = _origin(reference.registry)
         self._credentials = credentials
         self._authorization: str | None = None
-        self._http = httpx.Client(timeout=timeout, follow_redirects=True, transport=transport)
+        self._http = httpx.Client(timeout=TIMEOUT, follow_redirects=True, transport=transport)
 
     def close(self) -> None:
         self._http.close()
@@ -563,7 +564,15 @@ def runnable(index: Manifest) -> tuple[Descriptor, ...]:
     )
 
 
-def platform_manifest(repository: Repository, reference: Reference, architecture: str = "amd64") -> Manifest:
+@dataclass(frozen=True)
+class Resolved:
+    """What a reference leads to: one platform's image manifest, and the index that it was found in, if any."""
+
+    manifest: Manifest
+    index: Manifest | None
+
+
+def resolve(repository: Repository, reference: Reference, architecture: str = "amd64") -> Resolved:
     """Tag or digest → index, if there is one → the one platform manifest for Linux. Raises RegistryError.
 
     Where the reference has both a tag and a digest they must agree, so that a tag that was moved is noticed.
@@ -585,7 +594,7 @@ def platform_manifest(repository: Repository, reference: Reference, architecture
             f"tag {reference.tag} of {reference.name} is {found.digest}, not {reference.digest}",
             remedy="the tag was moved: name the image that you mean",
         )
-    return repository.manifest(fits[0].digest) if found.is_index else found
+    return Resolved(repository.manifest(fits[0].digest), found) if found.is_index else Resolved(found, None)
 
 
 def _pieces(source: Path | bytes) -> Iterator[bytes]:

@@ -28,6 +28,7 @@ from qualify.profiles import Boot, Probe, Profile, Storage
 from qualify.receipt.build import build
 from qualify.receipt.model import Receipt
 from qualify.records import (
+    CONTRACT,
     ENGINE,
     HOST,
     MODEL,
@@ -97,7 +98,7 @@ class _Ledger:
 
 
 def qualify(
-    profile: Profile, target: Target, model: Path, bundle: Path, work_parent: Path, progress: Progress
+    profile: Profile, target: Target, model: Path | None, bundle: Path, work_parent: Path, progress: Progress
 ) -> tuple[Receipt, QualifyError | None]:
     """Run the whole qualification into the new folder `bundle`; the receipt, and the error that ended it early.
 
@@ -130,14 +131,18 @@ def qualify(
 
 
 def _collect(
-    profile: Profile, target: Target, model: Path, evidence: EvidenceWriter, work_parent: Path, ledger: _Ledger
+    profile: Profile, target: Target, model: Path | None, evidence: EvidenceWriter, work_parent: Path, ledger: _Ledger
 ) -> None:
     with ledger.phase("look at host, engine and model"):
         evidence.record(HOST, observe_host())
         engine = target.environment()
         if engine is not None:
             evidence.record(ENGINE, engine)
+        if model is not None:
             evidence.record(MODEL, models.describe(model))
+    with ledger.phase("operator contract"):
+        if (report := target.contract()) is not None:
+            evidence.bytes(CONTRACT, report)
     work_parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="run-", dir=work_parent) as work:
         for index, boot in enumerate(_boots(profile, target), 1):
@@ -204,16 +209,21 @@ def _probe(launch: Launch, running: Running, ledger: _Ledger) -> None:
         )
         steps: list[tuple[str, Callable[[Session], None]]] = []
         if running.extension:
-            steps.append(("workers", workers.before))
+            steps.append(("workers", _before_load))
         steps.extend((probe.value, PROBES[probe]) for probe in launch.boot.probes)
         if running.extension:
-            steps.append(("memory", workers.after))
+            steps.append(("memory", lambda session: workers.memory(session, "loaded")))
         for name, function in steps:
             with ledger.phase(f"boot {launch.boot.name}: {name}"):
                 session.engine.phase = name
                 if session.cache is not None:
                     session.cache.phase = name
                 function(session)
+
+
+def _before_load(session: Session) -> None:
+    workers.collect(session)
+    workers.memory(session, "ready")
 
 
 def _compress(log: Path) -> None:

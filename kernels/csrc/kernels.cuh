@@ -229,13 +229,13 @@ __device__ __forceinline__ void context_record(const Problem& p, int64_t row, in
         make_uint2(low, high);
 }
 
-// How the tasks of a launch follow each other: every context record first, then chunk after chunk of
-// rows, in each chunk the groups of query heads and then the groups of padding heads.
+// How the tasks of a launch follow each other: every context record, then every group of query heads,
+// then every group of padding heads, so that reads and writes end before the phase of writes alone.
 struct Tasks {
   uint32_t query_groups;  // of one row
   uint32_t zero_groups;   // of one row
-  uint32_t chunk_rows;
-  uint32_t inserts;
+  uint32_t first_query;
+  uint32_t first_zero;
   uint32_t count;
 };
 
@@ -244,26 +244,19 @@ __global__ void __launch_bounds__(Shape::warps * kWarp, Shape::blocks_per_sm)
     fused_kernel(const __grid_constant__ Problem p, const __grid_constant__ Tasks tasks) {
   const int lane = threadIdx.x % kWarp;
   const uint32_t task = blockIdx.x * Shape::warps + threadIdx.x / kWarp;
-  const uint32_t place = task - tasks.inserts;
-  const uint32_t chunk_tasks = tasks.chunk_rows * (tasks.query_groups + tasks.zero_groups);
-  const uint32_t first_row = place / chunk_tasks * tasks.chunk_rows;
-  const uint32_t rows = min(tasks.chunk_rows, static_cast<uint32_t>(p.rows) - first_row);
-  uint32_t group = place % chunk_tasks;
-  const bool zero = group >= rows * tasks.query_groups;
-  if (zero) group -= rows * tasks.query_groups;
-  const uint32_t row_groups = zero ? tasks.zero_groups : tasks.query_groups;
-  const uint32_t row = first_row + group / row_groups;
-  group %= row_groups;
+  const bool zero = task >= tasks.first_zero;
+  const uint32_t groups = zero ? tasks.zero_groups : tasks.query_groups;
+  const uint32_t place = task - (zero ? tasks.first_zero : tasks.first_query);
+  const uint32_t row = place / groups;
+  const int group = static_cast<int>(place % groups);
   release_successor();
   wait_for_predecessor();
-  if (task < tasks.inserts) {
+  if (task < tasks.first_query) {
     context_record(p, task, lane);
-  } else if (task >= tasks.count) {
-    return;
-  } else if (zero) {
-    zero_heads<Shape>(p, row, static_cast<int>(p.heads + group * Shape::zero_heads), lane);
-  } else {
-    query_heads<Shape>(p, row, static_cast<int>(group * Shape::heads), lane);
+  } else if (task < tasks.first_zero) {
+    query_heads<Shape>(p, row, group * Shape::heads, lane);
+  } else if (task < tasks.count) {
+    zero_heads<Shape>(p, row, static_cast<int>(p.heads) + group * Shape::zero_heads, lane);
   }
 }
 

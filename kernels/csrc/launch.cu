@@ -17,13 +17,13 @@ struct BalancedShape {
   static constexpr int heads = 2, zero_heads = 2, warps = 4, blocks_per_sm = 8;
 };
 
-// Bound by device memory: small blocks that retire early, long runs of zeros.
+// Bound by device memory: small blocks that retire early, longer runs of zeros.
 struct StreamingShape {
-  static constexpr int heads = 2, zero_heads = 16, warps = 2, blocks_per_sm = 16;
+  static constexpr int heads = 2, zero_heads = 8, warps = 2, blocks_per_sm = 16;
 };
 
-constexpr int64_t kLatencyHeads = 2048;     // rows * padded heads below this: LatencyShape
-constexpr int64_t kStreamingHeads = 65536;  // from this on: StreamingShape
+constexpr int64_t kLatencyHeads = 2048;      // rows * padded heads below this: LatencyShape
+constexpr int64_t kStreamingHeads = 131072;  // rows * query heads from this on: StreamingShape
 constexpr int64_t kMaxTasks = int64_t{1} << 31;
 
 // Programmatic launch: the next kernel may be set up while this one runs; both wait before memory.
@@ -48,10 +48,11 @@ template <typename Shape>
 cudaError_t launch_fused(const Problem& p, cudaStream_t stream) {
   const int64_t query_groups = divide_up(p.heads, Shape::heads);
   const int64_t zero_groups = divide_up(p.padded_heads - p.heads, Shape::zero_heads);
-  const int64_t count = p.inserts + p.rows * (query_groups + zero_groups);
+  const int64_t first_zero = p.inserts + p.rows * query_groups;
+  const int64_t count = first_zero + p.rows * zero_groups;
   if (count >= kMaxTasks) return cudaErrorInvalidConfiguration;
   const Tasks tasks{static_cast<uint32_t>(query_groups), static_cast<uint32_t>(zero_groups),
-                    static_cast<uint32_t>(p.rows), static_cast<uint32_t>(p.inserts),
+                    static_cast<uint32_t>(p.inserts), static_cast<uint32_t>(first_zero),
                     static_cast<uint32_t>(count)};
   return launch_blocks(fused_kernel<Shape>, divide_up(count, Shape::warps), Shape::warps * kWarp, stream, p, tasks);
 }
@@ -64,9 +65,8 @@ cudaError_t launch(const Problem& p, cudaStream_t stream) {
                           : launch_blocks(context_kernel, divide_up(p.inserts, kContextWarps),
                                           kContextWarps * kWarp, stream, p);
   if (p.rows == 0) return cudaSuccess;
-  const int64_t heads = p.rows * p.padded_heads;
-  if (heads < kLatencyHeads) return launch_fused<LatencyShape>(p, stream);
-  if (heads < kStreamingHeads) return launch_fused<BalancedShape>(p, stream);
+  if (p.rows * p.padded_heads < kLatencyHeads) return launch_fused<LatencyShape>(p, stream);
+  if (p.rows * p.heads < kStreamingHeads) return launch_fused<BalancedShape>(p, stream);
   return launch_fused<StreamingShape>(p, stream);
 }
 

@@ -13,7 +13,6 @@
 namespace qout {
 namespace {
 
-using torch::headeronly::DeviceType;
 using torch::headeronly::Layout;
 using torch::headeronly::ScalarType;
 
@@ -34,17 +33,27 @@ std::string strides(const Tensor& tensor) {
   return shape(tensor) + " with strides " + list(tensor.strides());
 }
 
-std::string device_name(const Tensor& tensor) {
-  const auto device = tensor.device();
-  std::ostringstream text;
-  if (device.type() == DeviceType::CPU) {
-    text << "device cpu";
-  } else if (device.type() == DeviceType::CUDA) {
-    text << "device cuda:" << static_cast<int>(device.index());
-  } else {
-    text << "a device of torch type " << static_cast<int>(device.type());
-  }
-  return text.str();
+// Raw numbers, because the enumeration of the stable headers lacks most device types.
+struct Place {
+  int32_t type;
+  int32_t index;
+  bool operator==(const Place&) const = default;
+};
+
+Place place_of(const Tensor& tensor) {
+  Place place{};
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &place.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &place.index));
+  return place;
+}
+
+bool on_cpu(const Place& place) { return place.type == aoti_torch_device_type_cpu(); }
+bool on_cuda(const Place& place) { return place.type == aoti_torch_device_type_cuda(); }
+
+std::string device_name(const Place& place) {
+  if (on_cpu(place)) return "device cpu";
+  const std::string type = on_cuda(place) ? "cuda" : "of torch type " + std::to_string(place.type);
+  return "device " + type + (place.index < 0 ? "" : ":" + std::to_string(place.index));
 }
 
 struct Named {
@@ -55,15 +64,14 @@ struct Named {
 void check_placement(const Named& argument, const Tensor& k_cache) {
   REQUIRE(argument.tensor.layout() == Layout::Strided, argument.name, "a tensor that is not strided",
           "a dense strided layout");
-  const auto here = argument.tensor.device();
-  const auto there = k_cache.device();
-  REQUIRE(here.type() == there.type() && here.index() == there.index(), argument.name,
-          device_name(argument.tensor), "the device of k_cache, " + device_name(k_cache));
+  const Place here = place_of(argument.tensor);
+  const Place there = place_of(k_cache);
+  REQUIRE(here == there, argument.name, device_name(here), "the device of k_cache, " + device_name(there));
 }
 
 void check_supported_device(const Tensor& k_cache) {
-  const auto type = k_cache.device().type();
-  REQUIRE(type == DeviceType::CPU || type == DeviceType::CUDA, "k_cache", device_name(k_cache),
+  const Place place = place_of(k_cache);
+  REQUIRE(on_cpu(place) || on_cuda(place), "k_cache", device_name(place),
           "a device with an implementation: cpu or cuda");
 }
 
@@ -269,7 +277,7 @@ Problem shared_problem(const Shared& s) {
   p.block_stride = s.k_cache.stride(0);
   p.block_size = s.block_size;
   p.max_position = s.cos_sin_cache.size(0);
-  p.device_index = s.k_cache.get_device_index();
+  p.device_index = on_cpu(place_of(s.k_cache)) ? -1 : place_of(s.k_cache).index;
   return p;
 }
 

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def test_a_function_replaced_at_run_time_is_refused():
     def _fused_qnorm_rope_kv_insert(self, q, kv, positions, attn_metadata):
         return q
 
-    with pytest.raises(pins.PinMismatch, match="_fused_qnorm_rope_kv_insert: got [0-9a-f]{64}, needs 2faf4678"):
+    with pytest.raises(pins.PinMismatch, match=r"_fused_qnorm_rope_kv_insert: got [0-9a-f]{64}, needs 2faf4678"):
         pins.check_object(pins.ATTENTION_PIN, _fused_qnorm_rope_kv_insert)
     with pytest.raises(pins.PinMismatch, match="got no source"):
         pins.check_object(pins.ATTENTION_PIN, len)
@@ -212,6 +213,23 @@ def in_fresh_process(code):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout.split()
+
+
+def test_vllm_finds_and_runs_the_declared_entry_point(tmp_path, monkeypatch):
+    """The entry point of our pyproject is one that vLLM's own plugin loader loads and calls."""
+    project = tomllib.loads((Path(plugin.__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    ((name, value),) = project["entry-points"][plugin.GROUP].items()
+    distribution(tmp_path, entry=f"{name} = {value}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(plugin.__file__).parents[1]}")
+    monkeypatch.delenv("VLLM_QOUT", raising=False)
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    reason = in_fresh_process(
+        "from vllm.plugins import load_general_plugins\n"
+        "load_general_plugins()\n"
+        "from vllm_qout import plugin\n"
+        "print(plugin.report()['reason'])"
+    )
+    assert reason[:2] == ["platform", "cpu:"]
 
 
 def test_the_entry_module_imports_nothing_heavy():

@@ -17,13 +17,12 @@ from torch import nn
 
 pytest.importorskip("vllm")
 
-from vllm.forward_context import override_forward_context  # noqa: E402
-from vllm.models.deepseek_v4.nvidia import dspark, flashmla  # noqa: E402
-from vllm.models.deepseek_v4.attention import DeepseekV4Attention  # noqa: E402
-from vllm.v1.worker import ubatching, workspace  # noqa: E402
-
-from vllm_qout import activation, models, ops, pins, plugin  # noqa: E402
-from vllm_qout.reservation import ReservationError  # noqa: E402
+from vllm.forward_context import override_forward_context
+from vllm.models.deepseek_v4.attention import DeepseekV4Attention
+from vllm.models.deepseek_v4.nvidia import dspark, flashmla
+from vllm.v1.worker import ubatching, workspace
+from vllm_qout import activation, models, ops, pins, plugin
+from vllm_qout.reservation import ReservationError
 
 HEADS, PADDED, BLOCK_SIZE, BLOCKS, TOKENS, EPS = 4, 64, 64, 4, 48, 1e-6
 CPU = torch.device("cpu")
@@ -230,7 +229,7 @@ def test_v2_draft_lane_has_its_own_fixed_buffer():
     assert target.received[0].data_ptr() != draft.received[0].data_ptr()
     assert [(b["lane"], b["rows"]) for b in report()["buffers"]] == [(0, TOKENS), (1, 20)]
     draft.swa_cache_layer.fill()
-    with workspace.use_workspace_lane(1), pytest.raises(ReservationError, match="got 21 query rows.*holds 20"):
+    with workspace.use_workspace_lane(1), pytest.raises(ReservationError, match=r"got 21 query rows.*holds 20"):
         forward(draft, 21, metadata_for(draft, torch.arange(21)))
 
 
@@ -366,9 +365,7 @@ def test_draft_context_goes_through_the_kv_only_operator():
     for index, (storage, want) in enumerate(zip(storages, expected, strict=True)):
         flat = want[:, 37440 : 37440 + BLOCK_SIZE * 584]
         table = layers[index].rotary_emb.cos_sin_cache
-        ops.kv_rope_insert(
-            hidden * (index + 1), flat, [slots, slots[:2]][index], positions, table, BLOCK_SIZE
-        )
+        ops.kv_rope_insert(hidden * (index + 1), flat, [slots, slots[:2]][index], positions, table, BLOCK_SIZE)
         assert torch.equal(storage, want)
         assert (storage != 0xAB).any()
     assert report()["contextSites"] == ["vllm.models.deepseek_v4.nvidia.dspark"]

@@ -129,6 +129,7 @@ def test_calls_get_the_same_address_in_every_phase():
     reserved.reserve(key(), 3)
     reserved.take(key(), 11, capturing=True)
     reserved.take(key(), 1, capturing=False)
+    assert reserved.take(key(), 0, capturing=False).shape[0] == 0
     (row,) = reserved.report()
     assert row["addresses"] == {phase: [row["address"]] for phase in ("profile", "capture", "live")}
     assert (row["rows"], row["bytes"], row["lane"], row["ubatch"]) == (11, 11 * 8 * 1024, 0, 0)

@@ -47,9 +47,7 @@ def check_torch(version: str) -> None:
     """Raise LibraryError for a torch release older than the stable ABI that the libraries use."""
     if torch_release(version) < MINIMUM_TORCH:
         needed = ".".join(map(str, MINIMUM_TORCH))
-        raise LibraryError(
-            f"torch: got version {version}; vllm_qout needs {needed} or newer: install a newer torch"
-        )
+        raise LibraryError(f"torch: got version {version}; vllm_qout needs {needed} or newer: install a newer torch")
 
 
 def load_library(path: Path) -> None:
@@ -87,9 +85,7 @@ def require_cuda(device_index: int = 0) -> None:
             f"torch {torch.__version__}: not a CUDA build; install torch for CUDA, or use the Triton backend"
         )
     if not CUDA_LOADED:
-        raise LibraryError(
-            f"{CUDA_LIBRARY}: not found; install a vllm-qout wheel that was built with CUDA"
-        )
+        raise LibraryError(f"{CUDA_LIBRARY}: not found; install a vllm-qout wheel that was built with CUDA")
     if not torch.cuda.is_available():
         raise LibraryError("no NVIDIA GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES")
     card = torch.cuda.get_device_capability(device_index)
@@ -110,7 +106,8 @@ def _fake_shape(argument: str, tensor: Tensor, dtype: torch.dtype, sizes: Sequen
     if tensor.dim() != len(sizes):
         raise _shape_error(argument, tensor, f"{len(sizes)} dimensions")
     for got, wanted in zip(tensor.shape, sizes, strict=True):
-        torch._check(wanted is None or got == wanted, lambda: f"{argument}: got {got}; needs {wanted}")
+        message = f"{argument}: got a dimension of {got}; needs {wanted}"
+        torch._check(wanted is None or got == wanted, lambda text=message: text)
 
 
 def _fake_device(k_cache: Tensor, **tensors: Tensor) -> None:
@@ -130,9 +127,7 @@ def _fake_context(
     cos_sin_cache: Tensor,
     cache_block_size: int,
 ) -> None:
-    _fake_device(
-        k_cache, kv=kv, slot_mapping=slot_mapping, position_ids=position_ids, cos_sin_cache=cos_sin_cache
-    )
+    _fake_device(k_cache, kv=kv, slot_mapping=slot_mapping, position_ids=position_ids, cos_sin_cache=cos_sin_cache)
     _fake_shape("kv", kv, torch.bfloat16, (None, HEAD_DIM))
     _fake_shape("k_cache", k_cache, torch.uint8, (None, cache_block_size * TOKEN_BYTES))
     _fake_shape("slot_mapping", slot_mapping, torch.int64, (None,))
@@ -160,12 +155,8 @@ def _fused_fake(
     _fake_device(k_cache, q_in=q_in, q_out=q_out)
     _fake_shape("q_in", q_in, torch.bfloat16, (None, None, HEAD_DIM))
     _fake_shape("q_out", q_out, torch.bfloat16, (None, None, HEAD_DIM))
-    torch._check(
-        q_out.shape[0] >= q_in.shape[0], lambda: f"q_out: got {q_out.shape[0]} rows; needs those of q_in"
-    )
-    torch._check(
-        q_out.shape[1] >= q_in.shape[1], lambda: f"q_out: got {q_out.shape[1]} heads; needs those of q_in"
-    )
+    torch._check(q_out.shape[0] >= q_in.shape[0], lambda: f"q_out: got {q_out.shape[0]} rows; needs those of q_in")
+    torch._check(q_out.shape[1] >= q_in.shape[1], lambda: f"q_out: got {q_out.shape[1]} heads; needs those of q_in")
     torch._check(kv.shape[0] == q_in.shape[0], lambda: f"kv: got {kv.shape[0]} rows; needs those of q_in")
     _fake_context(kv, k_cache, slot_mapping, position_ids, cos_sin_cache, cache_block_size)
 
@@ -231,9 +222,7 @@ def kv_rope_insert(
     cache_block_size: int,
 ) -> None:
     """Rotate and quantise `kv` [N, 512] into the 584-byte records of `k_cache`; no query is touched."""
-    torch.ops.vllm_qout.kv_rope_insert(
-        kv, k_cache, slot_mapping, position_ids, cos_sin_cache, cache_block_size
-    )
+    torch.ops.vllm_qout.kv_rope_insert(kv, k_cache, slot_mapping, position_ids, cos_sin_cache, cache_block_size)
 
 
 def qnorm_rope_kv_insert_(

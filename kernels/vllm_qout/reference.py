@@ -30,9 +30,7 @@ def rotate(values: Tensor, position_ids: Tensor, cos_sin_cache: Tensor) -> Tenso
     return torch.cat((values[..., :PLAIN_DIM], rotated.flatten(-2)), dim=-1)
 
 
-def query(
-    q_in: Tensor, position_ids: Tensor, cos_sin_cache: Tensor, eps: float, apply_q_norm: bool = True
-) -> Tensor:
+def query(q_in: Tensor, position_ids: Tensor, cos_sin_cache: Tensor, eps: float, apply_q_norm: bool = True) -> Tensor:
     """Normed and rotated query [N, H, 512] in float64, before its rounding to bf16."""
     values = q_in.double()
     if apply_q_norm:
@@ -114,4 +112,5 @@ def rounding_bound(exact: Tensor, magnitude: Tensor) -> Tensor:
 def rotation_magnitude(values: Tensor) -> Tensor:
     """Size of the terms behind each rotated dim: that of the larger value of its pair."""
     pairs = values.abs().unflatten(-1, (-1, 2)).amax(-1, keepdim=True)
-    return pairs.expand(*pairs.shape[:-1], 2).flatten(-2)
+    magnitude: Tensor = pairs.expand(*pairs.shape[:-1], 2).flatten(-2)
+    return magnitude

@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from vllm_qout.samples import CONTEXT, FUSED, HEAD_DIM, IN_PLACE, OPERATORS, Inputs, cache, make_inputs
+from vllm_qout.samples import FUSED, HEAD_DIM, IN_PLACE, OPERATORS, Inputs, make_cache, make_inputs
 
 QUERY = (FUSED, IN_PLACE)
 RULES = 40
@@ -119,7 +120,7 @@ def _shift(name: str, elements: int) -> Change:
 
 def _unaligned_cache(inputs: Inputs) -> Inputs:
     blocks, _ = inputs.k_cache.shape
-    k_cache, storage = cache(blocks, inputs.cache_block_size, str(inputs.kv.device), offset=8)
+    k_cache, storage = make_cache(blocks, inputs.cache_block_size, str(inputs.kv.device), offset=8)
     return inputs.but(k_cache=k_cache, storage=storage)
 
 
@@ -175,21 +176,24 @@ def _sparse(name: str) -> Change:
     return lambda inputs: inputs.but(**{name: getattr(inputs, name).to_sparse()})
 
 
+@cache
+def _start_lazy_device() -> None:
+    """Once a process: torch refuses a second start."""
+    from torch._lazy import ts_backend
+
+    ts_backend.init()
+
+
 def on_unknown_device(inputs: Inputs) -> Inputs:
     """The inputs on torch's lazy device, for which nobody registers kernels of ours."""
-    import torch._lazy.ts_backend
-
-    torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
+    _start_lazy_device()
     names = ("q_in", "kv", "q_out", "k_cache", "slot_mapping", "position_ids", "cos_sin_cache")
     return inputs.but(**{name: getattr(inputs, name).to("lazy") for name in names})
 
 
-def _many(
-    rule: int, operators: tuple[str, ...], argument: str, needs: str, **changes: Change
-) -> list[Rejection]:
+def _many(rule: int, operators: tuple[str, ...], argument: str, needs: str, **changes: Change) -> list[Rejection]:
     return [
-        Rejection(rule, what.replace("_", " "), operators, argument, needs, change)
-        for what, change in changes.items()
+        Rejection(rule, what.replace("_", " "), operators, argument, needs, change) for what, change in changes.items()
     ]
 
 
@@ -326,9 +330,3 @@ def value_rejections() -> list[Rejection]:
             beyond_the_table=position(16), negative=position(-1),
         ),
     ]  # fmt: skip
-
-
-__all__ = [
-    "CAPABILITY_RULE", "CONTEXT", "DEVICE_RULE", "RULES", "Rejection", "on_unknown_device", "rejections",
-    "valid_inputs", "value_rejections",
-]  # fmt: skip

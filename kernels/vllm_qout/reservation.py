@@ -99,7 +99,8 @@ class Slot:
 
     def view(self, rows: int, phase: str) -> torch.Tensor:
         view = self.buffer[:rows]
-        self.addresses[phase].add(view.data_ptr())
+        if rows:  # an empty view has no address
+            self.addresses[phase].add(view.data_ptr())
         return view
 
 

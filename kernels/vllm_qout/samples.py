@@ -63,7 +63,7 @@ def rope_table(positions: int, device: str, theta: float = 10000.0) -> Tensor:
     return torch.cat((angle.cos(), angle.sin()), dim=1).float().to(device)
 
 
-def cache(
+def make_cache(
     blocks: int, block_size: int, device: str, block_stride: int | None = None, offset: int = 0
 ) -> tuple[Tensor, Tensor]:
     """A cache view [blocks, block_size * 584] and its storage, filled with the sentinel."""
@@ -97,11 +97,9 @@ def make_inputs(
         return values.to(torch.bfloat16)
 
     blocks = -(-max(rows, 1) // block_size) + 1
-    k_cache, storage = cache(blocks, block_size, device, block_stride, offset)
+    k_cache, storage = make_cache(blocks, block_size, device, block_stride, offset)
     slots = torch.randperm(blocks * block_size, generator=generator, device=device)
-    q_bytes = torch.full(
-        (rows + spare_rows, padded_heads, HEAD_DIM * 2), UNWRITTEN, dtype=torch.uint8, device=device
-    )
+    q_bytes = torch.full((rows + spare_rows, padded_heads, HEAD_DIM * 2), UNWRITTEN, dtype=torch.uint8, device=device)
     return Inputs(
         q_in=normal(rows, heads, HEAD_DIM),
         kv=normal(rows, HEAD_DIM) * 4,

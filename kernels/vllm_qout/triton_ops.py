@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: ANN001, ANN202  (the arguments of Triton functions have no Python types)
+# The arguments of Triton functions have no Python types:
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """The three operators in Triton: the backend for AMD GPUs, also runs on NVIDIA and in Triton's interpreter.
 
 bf16 and e4m3 are read and rounded with integer operations and floating-point contraction is off, so the

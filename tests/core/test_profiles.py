@@ -29,7 +29,7 @@ def test_every_shipped_profile_loads(name: str) -> None:
         ('cache = "kept"', 'cache = "warm"', 'cache = "warm"', "boots.2.cache"),
         ("max_model_len = 4096", "max_model_len = 1000", "prompt_tokens = [1023", "kv.prompt_tokens"),
         ("concurrency = [1, 4]", "concurrency = [1, 64]", "concurrency = [1, 64]", "throughput.concurrency"),
-        ('required = ["pins",', 'required = ["pinns",', 'required = ["pinns"', "claims.required.0"),
+        ('  "pins",', '  "pinns",', "required = [", "claims.required.0"),
         ("[memory]\n", "[memori]\n", "[memori]", "memory"),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_mistake_is_named_with_line_and_key(old: str, new: str, line: str, key
         ('name = "cold"', 'name = "control"', "two boots have the same name"),
         ('cache = "kept"', 'cache = "empty"', "kv.restart without kept storage"),
         ('cache = "empty"', 'cache = "none"', "without a cache"),
-        ('"service.errors"]', '"service.errors"]\noptional = ["pins"]', "required and optional"),
+        ('"service.errors",\n]', '"service.errors"]\noptional = ["pins"]', "required and optional"),
     ],
 )
 def test_contradictions_are_refused(old: str, new: str, words: str) -> None:

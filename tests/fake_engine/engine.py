@@ -8,7 +8,7 @@ import itertools
 import queue
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 RANKS = 2
 FIRST_ID, IDS = 300, 1000
@@ -63,6 +63,14 @@ class Faults:
     shared_core: bool = False
     """Both ranks report the same core."""
     ranks: int = RANKS
+
+    def __str__(self) -> str:
+        """Only what is wrong; names a test case."""
+        wrong = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ",".join(f"{name}={value}" for name, value in wrong.items() if value != getattr(Faults, name)) or "none"
+
+
+SOUND = Faults()
 
 
 @dataclass

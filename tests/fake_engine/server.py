@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Literal
 
-from fake_engine.engine import RANKS, Engine, Faults, Job, piece
+from fake_engine.engine import RANKS, SOUND, Engine, Faults, Job, piece
 
 Transport = Literal["whole", "split", "merged"]
 LABELS = 'engine="0",model_name="{}"'
@@ -31,7 +31,7 @@ class FakeEngine:
         model: str = "fake",
         step_seconds: float = 0.002,
         drafter: int | None = None,
-        faults: Faults = Faults(),
+        faults: Faults = SOUND,
         transport: Transport = "whole",
     ) -> None:
         self.model = model
@@ -162,6 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
             pass
         if number == faults.drop:
             return self._drop()
+        if fake.engine.dead.is_set():
+            return self._json(500, {"error": {"message": "EngineDeadError"}})
         return self._json(200, answer.document())
 
     def _stream(self, answer: _Answer, number: int) -> None:

@@ -57,6 +57,7 @@ def test_a_receipt_equals_itself(pristine: Path, derive: Derive) -> None:
     difference = diff(pristine, pristine, derive=derive)
     assert (difference.identities, difference.comparable, difference.exit_code) == ((), True, 0)
     assert {claim.change for claim in difference.claims} == {Change.SAME}
+    assert set(changes(difference).values()) == {Change.SAME}
 
 
 def test_a_receipt_that_is_not_verified_is_not_compared(pristine: Path, tmp_path: Path, derive: Derive) -> None:

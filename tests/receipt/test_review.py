@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -79,10 +80,21 @@ def test_a_folder_without_statement_is_no_receipt(tmp_path: Path) -> None:
     assert STATEMENT in detail
 
 
-def test_a_huge_statement_is_not_read(bundle: Path) -> None:
+@pytest.mark.parametrize("name", [STATEMENT, MANIFEST, PROFILE])
+def test_a_huge_file_is_not_parsed(bundle: Path, name: str) -> None:
     """The limit holds before a byte is read; the file may be sparse."""
-    os.truncate(bundle / STATEMENT, verify.MAX_STATEMENT + 1)
-    assert failed(review(bundle))[0] == 1
+    os.truncate(bundle / name, verify.MAX_BYTES[name] + 1)
+    number, detail = failed(review(bundle))
+    assert (number, "more than the limit" in detail) == (1, True)
+
+
+def test_a_decompression_bomb_is_not_read(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expanded sizes are counted over all files before any of them is used."""
+    monkeypatch.setattr(verify, "MAX_EXPANDED", 1 << 21)
+    for name in ("a.gz", "b.gz"):
+        (bundle / "evidence" / name).write_bytes(gzip.compress(bytes(3 << 19)))
+    number, detail = failed(review(bundle))
+    assert (number, detail.endswith("reached at evidence/b.gz")) == (1, True)
 
 
 def test_a_huge_folder_is_not_read(bundle: Path) -> None:

@@ -7,12 +7,22 @@ import io
 import json
 import tarfile
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from qualify.errors import EvidenceError, UsageError
-from qualify.publish import ARTIFACT_TYPE, Candidate, fetch_receipt, pack, publish, read_saved_image, unpack
+from qualify.publish import (
+    ARTIFACT_TYPE,
+    Candidate,
+    _export,
+    fetch_receipt,
+    pack,
+    publish,
+    read_saved_image,
+    unpack,
+)
 from qualify.receipt.model import Result
 from qualify.registry import (
     OCI_INDEX,
@@ -26,6 +36,7 @@ from qualify.registry import (
     canonical_json,
     fallback_tag,
 )
+from qualify.targets.docker import Docker
 
 
 def quiet(text: str) -> None:
@@ -81,7 +92,8 @@ def candidate_for(image, result=Result.PASSED, finished_at="2026-01-01T00:00:00Z
         "evidence/run.json": finished_at.encode(),
         "manifest.json": b"[]",
     }
-    return Candidate(image.manifest.digest, index_digest, result, "a" * 64, finished_at, files)
+    config_digest = image.manifest.config.digest
+    return Candidate(image.manifest.digest, index_digest, config_digest, result, "a" * 64, finished_at, files)
 
 
 def target(host, tag="v1", digest=None):
@@ -101,13 +113,13 @@ def test_receipt_is_found_from_the_image(host, image, tmp_path):
     reference = Reference(host, f"team/{tmp_path.name.replace('_', '-')}", "v1")
     repository = Repository(reference)
     candidate = candidate_for(image)
-    first = publish(candidate, reference, repository, image, quiet)
+    first = publish(candidate, reference, repository, lambda: image, quiet)
     assert first.tag_moved and first.bytes_sent > 0
     assert image.manifest.content == repository.manifest("v1").content
     folder = fetch_receipt(reference, repository, tmp_path / "fetched")
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert candidate.files == found
-    again = publish(candidate, reference, repository, image, quiet)
+    again = publish(candidate, reference, repository, lambda: image, quiet)
     assert (0, first.receipt_digest) == (again.bytes_sent, again.receipt_digest)
     assert len(repository.referrers(image.manifest.digest, ARTIFACT_TYPE)) == 1
 
@@ -117,7 +129,9 @@ def test_newest_receipt_is_the_one_that_is_found(host, image, tmp_path):
     reference = Reference(host, f"team/{tmp_path.name.replace('_', '-')}", "v1")
     repository = Repository(reference)
     for day in (2, 3, 1):
-        publish(candidate_for(image, finished_at=f"2026-01-0{day}T00:00:00Z"), reference, repository, image, quiet)
+        publish(
+            candidate_for(image, finished_at=f"2026-01-0{day}T00:00:00Z"), reference, repository, lambda: image, quiet
+        )
     folder = fetch_receipt(reference, repository, tmp_path / "fetched")
     assert (folder / "evidence/run.json").read_text() == "2026-01-03T00:00:00Z"
     assert len(repository.referrers(image.manifest.digest, ARTIFACT_TYPE)) == 3
@@ -129,7 +143,7 @@ def test_only_a_passed_receipt_moves_the_tag(stub, image, result):
     registry = stub()
     before = registry.put("v1", OCI_MANIFEST, b'{"schemaVersion":2,"layers":[]}')
     published = publish(
-        candidate_for(image, result), target(registry.host), Repository(target(registry.host)), image, quiet
+        candidate_for(image, result), target(registry.host), Repository(target(registry.host)), lambda: image, quiet
     )
     assert not published.tag_moved and result.value in published.kept
     assert before == Repository(target(registry.host)).manifest("v1").digest
@@ -142,17 +156,39 @@ def test_receipt_of_another_image_is_refused(stub, image):
     repository = Repository(target(registry.host))
     other = replace(candidate_for(image), manifest_digest="sha256:" + "7" * 64)
     with pytest.raises(UsageError, match="the receipt is of"):
-        publish(other, target(registry.host), repository, image, quiet)
+        publish(other, target(registry.host), repository, lambda: image, quiet)
     with pytest.raises(UsageError, match="the receipt is of"):
-        publish(candidate_for(image), target(registry.host, digest="sha256:" + "7" * 64), repository, image, quiet)
+        publish(
+            candidate_for(image), target(registry.host, digest="sha256:" + "7" * 64), repository, lambda: image, quiet
+        )
     assert not [request for request in registry.requests if request[0] in ("PUT", "POST")]
 
 
-def test_image_that_is_nowhere_is_named(stub, image):
-    """Without a local image, the registry must have it already."""
+def test_image_that_is_nowhere_is_named(stub, image, tmp_path):
+    """An image that neither the registry nor the daemon has cannot be published; nothing is sent."""
     registry = stub()
-    with pytest.raises(UsageError, match="does not have"):
-        publish(candidate_for(image), target(registry.host), Repository(target(registry.host)), None, quiet)
+
+    class Empty(Docker):
+        def inspect(self, kind, name):
+            return None
+
+    export = partial(_export, candidate_for(image), Empty(), tmp_path)
+    with pytest.raises(UsageError, match="neither the registry nor this machine"):
+        publish(candidate_for(image), target(registry.host), Repository(target(registry.host)), export, quiet)
+    assert not [request for request in registry.requests if request[0] in ("PUT", "POST")]
+
+
+def test_image_is_not_exported_when_the_registry_has_it(stub, image):
+    """Publishing a receipt for an image that was pushed before needs no daemon."""
+    registry = stub()
+    registry.put("v0", OCI_MANIFEST, image.manifest.content)
+
+    def export():
+        raise AssertionError("it was exported")
+
+    assert publish(
+        candidate_for(image), target(registry.host), Repository(target(registry.host)), export, quiet
+    ).tag_moved
 
 
 @pytest.mark.parametrize("upload", range(6))
@@ -161,14 +197,14 @@ def test_dropped_connection_leaves_nothing_half_published(stub, image, upload):
     registry = stub(drop_upload=upload)
     reference, repository = target(registry.host), Repository(target(registry.host))
     with pytest.raises(RegistryError, match="broke"):
-        publish(candidate_for(image), reference, repository, image, quiet)
+        publish(candidate_for(image), reference, repository, lambda: image, quiet)
     assert "v1" not in registry.manifests
     for digest, (_, content) in registry.manifests.items():
         assert digest == image.manifest.digest
         assert {entry["digest"] for entry in json.loads(content)["layers"]} <= set(registry.blobs)
     stored = set(registry.blobs)
     registry.drop_upload = None
-    published = publish(candidate_for(image), reference, repository, image, quiet)
+    published = publish(candidate_for(image), reference, repository, lambda: image, quiet)
     assert published.tag_moved
     sent_again = [path for method, path, _ in registry.requests if method == "PUT" and "/blobs/" in path]
     assert len(registry.blobs) + 1 == len(sent_again) and stored <= set(registry.blobs)
@@ -185,7 +221,7 @@ def test_tag_that_someone_moves_meanwhile_is_left(stub, image):
 
     registry.before_manifest = meanwhile
     with pytest.raises(RegistryError, match="by someone else"):
-        publish(candidate_for(image), target(registry.host), Repository(target(registry.host)), image, quiet)
+        publish(candidate_for(image), target(registry.host), Repository(target(registry.host)), lambda: image, quiet)
     assert intruder == registry.manifests["v1"][1]
 
 
@@ -202,11 +238,13 @@ def test_index_is_tagged_only_if_all_of_it_is_qualified(stub, image):
         return registry.put("index", OCI_INDEX, json.dumps(body).encode())
 
     good = index(ours, proof)
-    assert publish(candidate_for(image, index_digest=good), target(registry.host), repository, image, quiet).tag_moved
+    assert publish(
+        candidate_for(image, index_digest=good), target(registry.host), repository, lambda: image, quiet
+    ).tag_moved
     assert good == repository.manifest("v1").digest
     bad = index(ours, {"digest": "sha256:" + "8" * 64})
     with pytest.raises(UsageError, match="not of"):
-        publish(candidate_for(image, index_digest=bad), target(registry.host), repository, image, quiet)
+        publish(candidate_for(image, index_digest=bad), target(registry.host), repository, lambda: image, quiet)
     assert good == repository.manifest("v1").digest
 
 
@@ -217,7 +255,7 @@ def test_alien_receipt_is_refused(stub, image, tmp_path):
     alien = {"subject": [{"digest": {"sha256": "7" * 64}}]}
     candidate = candidate_for(image)
     files = dict(candidate.files) | {"receipt.intoto.json": json.dumps(alien).encode()}
-    publish(replace(candidate, files=files), target(registry.host), repository, image, quiet)
+    publish(replace(candidate, files=files), target(registry.host), repository, lambda: image, quiet)
     with pytest.raises(RegistryError, match="is of another image"):
         fetch_receipt(target(registry.host), repository, tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
@@ -227,7 +265,7 @@ def test_fallback_entry_for_another_subject_is_refused(stub, image, tmp_path):
     """A fallback tag can list anything: a receipt whose own subject is another manifest is refused."""
     registry = stub(with_referrers=False)
     repository = Repository(target(registry.host))
-    published = publish(candidate_for(image), target(registry.host), repository, image, quiet)
+    published = publish(candidate_for(image), target(registry.host), repository, lambda: image, quiet)
     other = registry.put("other", OCI_MANIFEST, b'{"schemaVersion":2,"layers":[] }')
     entry = Descriptor(OCI_MANIFEST, published.receipt_digest, 1, ARTIFACT_TYPE).to_json()
     registry.put(fallback_tag(other), OCI_INDEX, canonical_json({"schemaVersion": 2, "manifests": [entry]}))
@@ -248,6 +286,7 @@ def test_image_without_receipt_is_said(stub, image, tmp_path):
 PATHS = st.from_regex(r"\A[a-z][a-z0-9.]{0,6}(/[a-z][a-z0-9.]{0,6}){0,2}\Z")
 
 
+@settings(deadline=None)
 @given(st.dictionaries(PATHS, st.binary(max_size=2000), max_size=5))
 def test_bundle_round_trip(files):
     """The files come back as they were, and the same files always give the same bytes."""
@@ -271,6 +310,7 @@ def test_hostile_bundle_is_refused(files, links):
         unpack(gzip.compress(archive(files, links).read()))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_broken_bundle_is_one_clear_error(content):
     """Bytes that are no archive never give another exception."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qualify.claims import errors, kv, memory, pins, serve, throughput
+from qualify.claims import contract, errors, kv, memory, pins, serve, throughput
 from qualify.claims.model import OBSERVED, Check, Claim, ClaimId, Judgement, Status, worst
 from qualify.errors import EvidenceError
 from qualify.evidence import Evidence, MissingEvidence, Source
@@ -17,6 +17,7 @@ ClaimFunction = Callable[[Evidence, Profile], Judgement]
 
 JUDGES: dict[ClaimId, ClaimFunction] = {
     ClaimId.PINS: pins.judge,
+    ClaimId.OP_CONTRACT: contract.judge,
     ClaimId.SERVE_TP: serve.judge,
     ClaimId.MEMORY_ADMISSION: memory.judge,
     ClaimId.KV_RESTORE: kv.judge,
@@ -52,6 +53,9 @@ def _derive(evidence: Evidence, profile: Profile, claim: ClaimId) -> Claim:
         return _unmeasured(evidence, profile, claim, status, code, str(error))
     except EvidenceError as error:
         return _unmeasured(evidence, profile, claim, Status.ERROR, ReasonCode.PARSE_FAILED, str(error))
+    except Exception as error:  # evidence may be hostile, and one defect must not cost the other claims
+        summary = f"the judge failed: {type(error).__name__}: {error}"
+        return _unmeasured(evidence, profile, claim, Status.ERROR, ReasonCode.PARSE_FAILED, summary)
     return _judged(evidence, profile, claim, judgement)
 
 

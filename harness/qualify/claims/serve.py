@@ -21,26 +21,25 @@ DEGENERATE_SHARE = 0.5
 
 
 def judge(evidence: Evidence, profile: Profile) -> Judgement:
-    outside = is_outside(evidence)
-    worlds = list(_not_visible() if outside else _worlds(evidence, profile))
+    folders = [folder for _, folder in visited(evidence, profile)]
+    blind = is_outside(evidence) and not any(evidence.exists(f"{folder}/{WORKERS}") for folder in folders)
+    worlds = list(_not_visible() if blind else _worlds(evidence, folders, profile.engine.tensor_parallel))
     served = [
         (folder, evidence.record(f"{folder}/{SERVE}", Served)) for _, folder in visited(evidence, profile, Probe.SERVE)
     ]
-    checks = [*worlds, *(item for folder, one in served for item in _served(one, folder))]
+    answers = [item for folder, one in served for item in _served(one, folder)]
     requests = [request for _, one in served for request in one.requests]
-    degenerate = sum(is_degenerate(request.answer.token_ids) for request in requests)
-    ranks = "ranks not visible from outside" if outside else f"{profile.engine.tensor_parallel} ranks apart"
-    wrong = [item for item in checks[len(worlds) if outside else 0 :] if item.status is not Status.PASSED]
+    ranks = "ranks not visible from outside" if blind else f"{profile.engine.tensor_parallel} ranks apart"
+    wrong = [item for item in (answers if blind else [*worlds, *answers]) if item.status is not Status.PASSED]
+    good = f"{ranks}, {len(requests)} requests answered"
     return Judgement(
-        checks=tuple(checks),
-        summary=f"{wrong[0].where}: not true that {wrong[0].name}"
-        if wrong
-        else f"{ranks}, {len(requests)} requests answered",
+        checks=(*worlds, *answers),
+        summary=f"{wrong[0].where}: not true that {wrong[0].name}" if wrong else good,
         observed={
             "requests": len(requests),
             "answered": sum(request.answer.error is None for request in requests),
-            "degenerate": degenerate,
-            "worldSizes": None if outside else [item.observed for item in worlds if item.name == "world size"],
+            "degenerate": sum(is_degenerate(request.answer.token_ids) for request in requests),
+            "worldSizes": None if blind else [item.observed for item in worlds if item.name == "world size"],
         },
         expected={"worldSize": profile.engine.tensor_parallel},
     )
@@ -55,10 +54,9 @@ def _not_visible() -> Iterator[Check]:
     )
 
 
-def _worlds(evidence: Evidence, profile: Profile) -> Iterator[Check]:
-    for _, folder in visited(evidence, profile):
-        workers = evidence.record(f"{folder}/{WORKERS}", tuple[WorkerReport, ...])
-        yield from _world(workers, profile.engine.tensor_parallel, folder)
+def _worlds(evidence: Evidence, folders: list[str], promised: int) -> Iterator[Check]:
+    for folder in folders:
+        yield from _world(evidence.record(f"{folder}/{WORKERS}", tuple[WorkerReport, ...]), promised, folder)
 
 
 def _world(workers: tuple[WorkerReport, ...], promised: int, where: str) -> Iterator[Check]:

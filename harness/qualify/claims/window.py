@@ -75,7 +75,7 @@ class Window:
 def estimate(
     name: str, unit: str, scope: str, numerators: Sequence[float], denominators: Sequence[float], batches: int | None
 ) -> Estimate:
-    """Ratio of sums with its interval over `batches` of one boot; without an interval when no batching is long enough."""
+    """Ratio of sums with its interval over `batches` of one boot; no interval when no batch can be long enough."""
     if batches is None:
         return Estimate(
             name=name,

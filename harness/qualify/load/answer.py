@@ -133,6 +133,9 @@ class Fold:
     def _ids(self, ids: Any) -> bool:
         if not isinstance(ids, list):
             return False
+        if not all(isinstance(one, int) for one in ids):
+            self.fail("token ids that are no numbers")
+            return False
         self.token_ids = (self.token_ids or []) + ids
         return bool(ids)
 

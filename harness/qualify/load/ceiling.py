@@ -16,6 +16,7 @@ from qualify.load.client import ClosedLoop, Supply, monotonic_clock
 from qualify.model import Record
 
 START_SECONDS = 10.0
+TRIES = 3
 
 
 class Ceiling(Record):
@@ -42,8 +43,15 @@ def null_engine() -> Iterator[str]:
 
 
 def measure(base_url: str, concurrency: int, supply: Callable[[int], Supply], seconds: float) -> Ceiling:
-    """Keep `concurrency` slots busy for about `seconds`; `supply` gives the requests of a slot."""
-    supplies = [supply(slot) for slot in range(concurrency)]
+    """The fastest of three tries of about `seconds` each, because what disturbs a try is not the client's limit.
+
+    `supply` gives the requests of a slot. Raises QualifyError if the null server fails.
+    """
+    tries = [_try(base_url, [supply(slot) for slot in range(concurrency)], seconds) for _ in range(TRIES)]
+    return max(tries, key=lambda one: one.tokens_per_second)
+
+
+def _try(base_url: str, supplies: list[Supply], seconds: float) -> Ceiling:
     with ClosedLoop(base_url, supplies, monotonic_clock(), START_SECONDS) as loop:
         time.sleep(seconds)
         turns = loop.finish()
@@ -53,7 +61,7 @@ def measure(base_url: str, concurrency: int, supply: Callable[[int], Supply], se
     tokens = sum(reply.answer.completion_tokens or 0 for reply in replies)
     elapsed = max(reply.times.ended for reply in replies) - min(reply.times.sent for reply in replies)
     return Ceiling(
-        concurrency=concurrency,
+        concurrency=len(supplies),
         seconds=round(elapsed, 6),
         tokens=tokens,
         tokens_per_second=round(tokens / elapsed, 3),

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of one boot of the engine while its log is read, and the message forms that change it.
-
-Forms are those of vLLM 0.8.3 to 0.32 and LMCache 0.5. The text decides; source file and line number do not.
-"""
+"""State of one boot of the engine while its log is read. Every list in it is bounded."""
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from qualify.observe.bars import JIT_WARMUP, capture_label
@@ -17,31 +12,21 @@ from qualify.observe.errors import ErrorBook
 from qualify.observe.facts import (
     Bar,
     CacheServer,
-    Capture,
     CaptureFinished,
-    Concurrency,
-    ConfiguredCounts,
     Fact,
     Heartbeats,
-    MemorySummary,
     Phase,
     Plugins,
-    PoolMemory,
-    Prefetch,
     Readiness,
-    Refusal,
-    Reservation,
     Source,
     SpecDecode,
     Throughput,
 )
-from qualify.observe.graphs import Runner
 from qualify.observe.layers import Record
 
 T = TypeVar("T")
-Match = re.Match[bytes]
 
-MAX_FACTS = 256
+MAX_FACTS = 1024
 """Facts kept of one kind. A log with more ranks than this keeps the first ones."""
 MAX_CAPTURES = 128
 KEEP_LAST = 8
@@ -88,6 +73,7 @@ class Boot:
     completions: int = 0
     ready_source: Source | None = None
     shutdown: bool = False
+    http_at_stop: dict[int, int] | None = None
     served_before_fatal: int | None = None
     throughput_count: int = 0
     throughput_last: deque[Fact[Throughput]] = field(default_factory=lambda: deque(maxlen=KEEP_LAST))
@@ -97,7 +83,10 @@ class Boot:
     spec_count: int = 0
     spec_last: deque[Fact[SpecDecode]] = field(default_factory=lambda: deque(maxlen=KEEP_LAST))
     plugins: Plugins | None = None
+    events: int = 0
+    """Records, answers and bar states so far; tells what came directly behind what."""
     heartbeats: Heartbeats | None = None
+    heartbeat_at: int = 0
     jit_begun: int = 0
     jit_completed: int = 0
     jit_after_ready: int = 0
@@ -106,6 +95,7 @@ class Boot:
     jit_warmup: bool = False
     jit_during_inference: int = 0
     jit_last: Source | None = None
+    jit_at: int = 0
     cache: CacheServer | None = None
     group_dump: list[int] | None = None
     last_bar: Fact[Bar] | None = None
@@ -121,10 +111,10 @@ class Boot:
     def readiness(self) -> Readiness:
         if self.ready_source is not None:
             return Readiness.YES
-        if any(200 <= status < 300 for status in self.http):
-            return Readiness.UNKNOWN
         if self.cache_server_seen and "version" not in self.single:
             return Readiness.NOT_APPLICABLE  # the log of a cache server alone
+        if any(200 <= status < 300 for status in self.http):
+            return Readiness.UNKNOWN
         if "version" in self.single and not (self.api_seen or self.started):
             return Readiness.NOT_APPLICABLE
         return Readiness.NO
@@ -164,17 +154,23 @@ class Boot:
         if pid not in self.processes and len(self.processes) >= MAX_FACTS:
             return
         self.processes[pid] = record.process
-        if record.rank is not None:
-            self.ranks.setdefault(pid, record.rank)
+        if record.rank is not None and pid not in self.ranks:
+            self.assign(pid, record.rank)
         if record.process.startswith(("APIServer", "ApiServer")):
             self.api_seen = True
             self.api_pids.add(pid)
 
+    def assign(self, pid: int | None, rank: int) -> None:
+        """A line of the process `pid` names its rank."""
+        if pid is not None and (pid in self.ranks or len(self.ranks) < MAX_FACTS):
+            self.ranks[pid] = rank
+
     def draw(self, bar: Bar, source: Source) -> None:
         """Take one state of a bar; the same count again is the same bar redrawn."""
+        self.events += 1
         self.last_bar = Fact(bar, source)
         if bar.label.startswith(JIT_WARMUP):
-            self.jit_warmup, self.jit_last = True, source
+            self.jit_warmup, self.jit_last, self.jit_at = True, source, self.events
         if capture_label(bar.label) is None:
             return
         same = [state for state in self.captures if state.label == bar.label]
@@ -191,655 +187,9 @@ class Boot:
         self.jit_begun += begun
         self.jit_completed += completed
         self.jit_after_ready += begun if self.ready_source is not None else 0
-        self.jit_last = self.source(record)
+        self.jit_last, self.jit_at = self.source(record), self.events
 
     def cache_server(self) -> CacheServer:
         if self.cache is None:
-            self.cache = CacheServer(
-                None, None, None, None, (), None, None, 0, 0, (), 0, 0, (), ()
-            )
+            self.cache = CacheServer(None, None, None, None, (), None, None, 0, 0, (), 0, 0, (), ())
         return self.cache
-
-
-Handler = Callable[[Boot, Record, bytes], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A kind of message: it starts with `start` and always contains `needle`."""
-
-    start: str
-    needle: bytes
-    pattern: re.Pattern[bytes]
-    handler: Handler
-
-
-_FORMS: list[Form] = []
-
-
-def _form(start: str, needle: str) -> Callable[[Handler], Handler]:
-    """Register a handler for messages in which the pattern `start` begins."""
-
-    def register(handler: Handler) -> Handler:
-        _FORMS.append(Form(start, needle.encode(), re.compile(start.encode()), handler))
-        return handler
-
-    return register
-
-
-def _int(text: bytes) -> int:
-    return int(text.replace(b",", b""))
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
-
-
-_VERSION = re.compile(rb"version (\S+)")
-_ENGINE = re.compile(rb"engine \(v([^)\s]+)\)")
-_DUMP = {
-    "model": re.compile(rb"\bmodel='([^']*)'"),
-    "tensor_parallel": re.compile(rb"\btensor_parallel_size=(\d+)"),
-    "drafter": re.compile(rb"SpeculativeConfig\(method='([^']+)'"),
-    "spec_tokens": re.compile(rb"num_spec_tokens=(\d+)"),
-    "configured_mode": re.compile(rb"['\"]?cudagraph_mode['\"]?[:=] ?<?(?:CUDAGraphMode\.)?([A-Z_]+)"),
-}
-_SIZES = re.compile(rb"(?<!_)cudagraph_capture_sizes['\"]?[:=] ?\[([\d, ]*)\]")
-_EAGER = re.compile(rb"enforce_eager=(True|False)")
-_NUMERIC = frozenset({"tensor_parallel", "spec_tokens"})
-
-
-@_form(r"Initializing (?:a|an) (?:V[01] )?LLM engine ", "LLM engine ")
-def _engine(boot: Boot, record: Record, text: bytes) -> None:
-    version = _ENGINE.search(text[:200])
-    if version is not None:
-        boot.set("version", _text(version[1]), record)
-    for name, pattern in _DUMP.items():
-        found = pattern.search(text)
-        if found is not None:
-            boot.set_first(name, int(found[1]) if name in _NUMERIC else _text(found[1]), record)
-    sizes = _SIZES.search(text)
-    if sizes is not None:
-        boot.set("configured_sizes", tuple(int(size) for size in sizes[1].replace(b",", b" ").split()), record)
-    eager = _EAGER.search(text)
-    if eager is not None:
-        boot.set("eager", eager[1] == b"True", record)
-
-
-@_form(r"vLLM API server version ", "API server version ")
-def _api_version(boot: Boot, record: Record, text: bytes) -> None:
-    boot.api_seen = True
-    found = _VERSION.search(text)
-    if found is not None:
-        boot.set_first("version", _text(found[1]), record)
-
-
-# The banner draws its version behind block characters.
-@_form(r"(?<=\xe2\x96\x88)  version (?=\d)", "  version ")
-def _banner(boot: Boot, record: Record, text: bytes) -> None:
-    boot.api_seen = True
-    found = _VERSION.search(text)
-    if found is not None:
-        boot.set_first("version", _text(found[1]), record)
-
-
-@_form(r"Using V2 Model Runner", "V2 Model Runner")
-def _runner_v2(boot: Boot, record: Record, _: bytes) -> None:
-    boot.set("runner", Runner.V2, record)
-
-
-@_form(r"Model Runner V2 (?:requires|does not)", "Model Runner V2")
-def _runner_v1(boot: Boot, record: Record, text: bytes) -> None:
-    if b"using the V1 model runner" in text:
-        boot.set("runner", Runner.V1, record)
-
-
-_WORLD = re.compile(rb"world_size=(\d+),? rank=(\d+)\b.*?(?:backend=(\w+)|$)")
-
-
-@_form(r"world_size=\d+", "world_size=")
-def _world(boot: Boot, record: Record, text: bytes) -> None:
-    found = _WORLD.match(text)
-    if found is None:
-        return
-    boot.set("world_size", int(found[1]), record)
-    boot.announced_ranks.add(int(found[2]))
-    if record.pid is not None:
-        boot.ranks[record.pid] = int(found[2])
-    if found[3]:
-        boot.set("distributed_backend", _text(found[3]), record)
-
-
-_ASSIGNED = re.compile(rb"rank (\d+) in world size (\d+) is assigned")
-
-
-@_form(r"rank \d+ in world size ", "in world size ")
-def _assigned(boot: Boot, record: Record, text: bytes) -> None:
-    found = _ASSIGNED.match(text)
-    if found is None:
-        return
-    boot.set("world_size", int(found[2]), record)
-    if record.pid is not None:
-        boot.ranks[record.pid] = int(found[1])
-
-
-@_form(r"vLLM is using nccl==", "using nccl==")
-def _nccl(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"vLLM is using nccl==([\w.+-]+)", text)
-    if found is not None:
-        boot.set("nccl", _text(found[1]).rstrip("."), record)
-
-
-_ALL_REDUCE = re.compile(rb"Using \[([^\]]*)\] all-reduce backends .{0,80}?group '([^']+)'")
-_ATTENTION = (
-    re.compile(rb"Using (\w+) attention backend out of"),
-    re.compile(rb"Using ([\w ]{1,40}?) backend on V[01] engine"),
-    re.compile(rb"Using (FLASH_ATTN\w*|FLASHINFER\w*|FLASHMLA\w*|TRITON_\w+|XFORMERS|TORCH_SDPA|FLEX_ATTENTION|CUTLASS_MLA|ROCM_\w+"
-               rb"|CPU_ATTN) backend"),
-)
-_DRAFT_WORD = re.compile(rb"Using (?:'|\")?")
-
-
-@_form(r"Using ", "Using ")
-def _using(boot: Boot, record: Record, text: bytes) -> None:
-    all_reduce = _ALL_REDUCE.match(text)
-    if all_reduce is not None:
-        names = tuple(name.strip(" '\"") for name in _text(all_reduce[1]).split(",") if name.strip())
-        if len(boot.all_reduce) < MAX_FACTS:
-            boot.all_reduce[_text(all_reduce[2])] = boot.fact(names, record)
-        return
-    for pattern in _ATTENTION:
-        backend = pattern.match(text)
-        if backend is not None:
-            boot.set("attention_backend", _text(backend[1]), record)
-            return
-    hash_name = re.match(rb"Using (\w+) hash function", text)
-    if hash_name is not None:
-        boot.cache = replace(boot.cache_server(), hash_algorithm=boot.fact(_text(hash_name[1]), record))
-
-
-_LOADING = re.compile(rb"Model loading took ([\d.]+) GiB")
-
-
-@_form(r"Model loading took ", "Model loading took")
-def _model_memory(boot: Boot, record: Record, text: bytes) -> None:
-    found = _LOADING.match(text)
-    if found is not None:
-        boot.add("model_memory", float(found[1]), record, "GiB")
-
-
-@_form(r"Available KV cache memory: ", "Available KV")
-def _available(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Available KV cache memory: (-?[\d.]+) GiB", text)
-    if found is not None:
-        boot.add("available_kv", float(found[1]), record, "GiB")
-
-
-@_form(r"Initial free memory ", "Initial free memory")
-def _reserved(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Initial free memory ([\d.]+) GiB, reserved ([\d.]+) GiB memory for KV", text)
-    if found is not None:
-        boot.add("kv_reservation", Reservation(float(found[2]), float(found[1])), record, "GiB")
-
-
-@_form(r"Explicitly set \(", "Explicitly set")
-def _explicit(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Explicitly set \(([\d.]+)/([\d.]+)\) GiB for KV cache", text)
-    if found is not None:
-        boot.add("kv_reservation", Reservation(float(found[1]), float(found[2])), record, "GiB")
-
-
-_KV_SIZE = re.compile(rb"(GPU|CPU|XPU|TPU|HPU|GPU \+ host|[\w+ ]{1,20}?) KV cache size: ([\d,]+) tokens")
-_CONCURRENCY = re.compile(rb"Maximum concurrency for ([\d,]+) tokens per request: ([\d.,]+)x")
-
-
-@_form(r"(?:GPU(?: \+ host)?|CPU|XPU|TPU|HPU) KV cache size: ", "KV cache size: ")
-def _kv_size(boot: Boot, record: Record, text: bytes) -> None:
-    found = _KV_SIZE.match(text)
-    if found is None:
-        return
-    boot.kv_seen = True
-    boot.set("kv_tokens", _int(found[2]), record, "tokens")
-    boot.set("kv_device", _text(found[1]), record)
-    _concurrency(boot, record, text)
-
-
-@_form(r"Maximum concurrency for ", "Maximum concurrency")
-def _concurrency(boot: Boot, record: Record, text: bytes) -> None:
-    found = _CONCURRENCY.search(text)
-    if found is not None:
-        value = Concurrency(float(found[2].replace(b",", b"")), _int(found[1]))
-        boot.set("concurrency", value, record)
-
-
-@_form(r"kv cache group sizes ", "kv cache group")
-def _group_sizes(boot: Boot, record: Record, text: bytes) -> None:
-    sizes = tuple(int(size) for size in re.findall(rb"\d+", text[:4000]))
-    boot.set("kv_group_block_sizes", sizes, record, "tokens")
-
-
-_NEEDED = re.compile(rb"\((\d+)\),? \(?([\d.]+) GiB KV cache is needed")
-_HAS = re.compile(rb"available KV cache memory \(([-\d.]+) GiB")
-_ESTIMATED = re.compile(rb"estimated maximum model length is (\d+)")
-_TOKENS_STORED = re.compile(rb"max seq len \((\d+)\) is larger than the maximum number of tokens .{0,60}\((\d+)\)")
-
-
-def refuse(boot: Boot, record: Record, text: bytes) -> None:
-    """Numbers of a refused KV admission."""
-    needed, has, estimated = _NEEDED.search(text), _HAS.search(text), _ESTIMATED.search(text)
-    stored = _TOKENS_STORED.search(text)
-    length = needed or stored
-    refusal = Refusal(
-        max_model_len=int(length[1]) if length else None,
-        needed_gib=float(needed[2]) if needed else None,
-        available_gib=float(has[1]) if has else None,
-        estimated_max_len=int(estimated[1]) if estimated else int(stored[2]) if stored else None,
-    )
-    boot.set_first("kv_refusal", refusal, record)
-
-
-@_form(r"Overriding num_gpu_blocks=", "Overriding num_gpu")
-def _override(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.search(rb"num_gpu_blocks_override=(\d+)", text)
-    if found is not None:
-        boot.add("profiling_blocks", int(found[1]), record, "blocks")
-
-
-_SUMMARY = {
-    "consumed_gib": re.compile(rb"([\d.]+) GiB for consumed memory"),
-    "weights_gib": re.compile(rb"([\d.]+) GiB for weight"),
-    "non_torch_gib": re.compile(rb"([\d.]+) GiB for non-torch memory"),
-    "peak_activation_gib": re.compile(rb"([\d.]+) GiB for peak activation"),
-    "graph_gib": re.compile(rb"(-?[\d.]+) GiB for CUDAGraph memory"),
-    "kv_gib": re.compile(rb"[Cc]urrent kv cache memory in use is ([\d.]+) GiB"),
-}
-
-
-@_form(r"Free memory on device ", "Free memory on")
-def _summary(boot: Boot, record: Record, text: bytes) -> None:
-    found = {name: pattern.search(text) for name, pattern in _SUMMARY.items()}
-    values = {name: float(match[1]) if match else None for name, match in found.items()}
-    boot.add("memory_summary", MemorySummary(**values), record, "GiB")
-
-
-_FINISHED = re.compile(rb"Graph capturing finished in (\d+) secs?, took (-?[\d.]+) GiB")
-
-
-@_form(r"Graph capturing finished in ", "capturing finished")
-def _finished(boot: Boot, record: Record, text: bytes) -> None:
-    found = _FINISHED.match(text)
-    if found is None or len(boot.finished) >= MAX_FACTS:
-        return
-    gib = float(found[2])
-    value = CaptureFinished(float(found[1]), gib, memory_known=gib >= 0)
-    boot.finished.append((boot.fact(value, record), boot.kv_seen))
-
-
-@_form(r"Estimated CUDA graph memory: ", "Estimated CUDA")
-def _estimate(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Estimated CUDA graph memory: (-?[\d.]+) GiB", text)
-    if found is not None:
-        boot.add("graph_estimate", float(found[1]), record, "GiB")
-
-
-_POOL = re.compile(rb"CUDA graph pool memory: (-?[\d.]+) GiB \(actual\), (-?[\d.]+) GiB \(estimated\)")
-
-
-@_form(r"CUDA graph pool memory: ", "graph pool memory")
-def _pool(boot: Boot, record: Record, text: bytes) -> None:
-    found = _POOL.match(text)
-    if found is not None:
-        boot.add("pool", PoolMemory(float(found[1]), float(found[2])), record, "GiB")
-
-
-@_form(r"Profiling CUDA graph memory: ", "Profiling CUDA")
-def _configured(boot: Boot, record: Record, text: bytes) -> None:
-    piecewise, full = re.search(rb"PIECEWISE=(\d+)", text), re.search(rb"FULL=(\d+)", text)
-    value = ConfiguredCounts(int(piecewise[1]) if piecewise else None, int(full[1]) if full else None)
-    boot.add("configured_counts", value, record)
-
-
-@_form(r"Capturing model for ", "Capturing model")
-def _drafter(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Capturing model for ([\w -]+?) speculator", text)
-    if found is not None:
-        boot.set("drafter_announced", _text(found[1]), record)
-
-
-@_form(r"Enforce eager set", "Enforce eager")
-def _eager(boot: Boot, record: Record, _: bytes) -> None:
-    boot.set("eager", True, record)
-
-
-@_form(r"(?i:cudagraph) dispatching keys are not initialized", "dispatching keys")
-def _keys(boot: Boot, record: Record, _: bytes) -> None:
-    boot.set("dispatch_keys_missing", True, record)
-
-
-@_form(r"init engine \(", "init engine (")
-def _init(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"init engine \([^)]*\) took ([\d.]+) s", text)
-    if found is not None:
-        boot.set("init_seconds", float(found[1]), record, "s")
-
-
-@_form(r"Started server process \[", "Started server")
-def _started(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Started server process \[(\d+)\]", text)
-    if found is not None and len(boot.started) < MAX_FACTS:
-        pid = int(found[1])
-        boot.started.append(boot.fact(pid, record))
-        boot.pending_startups.append(pid)
-
-
-@_form(r"Application startup complete", "startup complete")
-def _ready(boot: Boot, record: Record, _: bytes) -> None:
-    pending = boot.pending_startups
-    boot.completions += 1
-    if record.pid is not None and record.pid in pending:
-        done = [record.pid]
-    elif len(pending) == 1 or boot.completions >= len(pending):
-        done = list(pending)
-    else:
-        # Two servers in one file: which of them is complete shows only when both are.
-        return
-    boot.pending_startups = [pid for pid in pending if pid not in done]
-    boot.completions = 0
-    ours = [pid for pid in done if pid in boot.api_pids]
-    unnamed = not boot.api_pids and not boot.cache_server_seen
-    if ours or (unnamed and (done or boot.api_seen)):
-        boot.ready_source = boot.ready_source or boot.source(record)
-
-
-@_form(r"\[shutdown\] (?:API server: shutdown triggered|EngineCore: trigger received)", "[shutdown]")
-def _shutdown(boot: Boot, record: Record, text: bytes) -> None:
-    boot.set_first("shutdown_requested", _text(text[:200]), record)
-    boot.shutdown = True
-
-
-@_form(r"\[shutdown\] MPClient: engine core exited unexpectedly", "exited unexpectedly")
-def _exited(boot: Boot, record: Record, text: bytes) -> None:
-    boot.set_first("core_exited", _text(text[:200]), record)
-
-
-_PAIR = re.compile(rb"([A-Za-z][\w +-]*?): (-?[\d.]+|nan|inf)\s*(%|tokens/s|reqs|tokens)?")
-_ENGINE_NAME = re.compile(rb"(?:Engine (\d+)|(\d+ Engines Aggregated)):? ")
-
-
-@_form(r"(?:(?:Engine \d+|\d+ Engines Aggregated):? )?Avg prompt throughput: ", "prompt throughput")
-def _throughput(boot: Boot, record: Record, text: bytes) -> None:
-    name = _ENGINE_NAME.match(text)
-    engine = _text(name[1] or name[2]) if name else None
-    pairs = {key.strip(): (value, unit) for key, value, unit in _PAIR.findall(text[name.end() if name else 0 :][:2000])}
-    usage = next((pairs[key] for key in pairs if key.endswith(b"KV cache usage")), None)
-    value = Throughput(
-        engine,
-        _rate(pairs.get(b"Avg prompt throughput")),
-        _rate(pairs.get(b"Avg generation throughput")),
-        _count(pairs.get(b"Running")),
-        _count(pairs.get(b"Waiting")),
-        _ratio(usage),
-        _ratio(pairs.get(b"Prefix cache hit rate")),
-        _ratio(pairs.get(b"External prefix cache hit rate")),
-    )
-    boot.throughput_count += 1
-    boot.throughput_last.append(boot.fact(value, record))
-    if value.generation_rate is not None:
-        boot.max_generation = max(boot.max_generation or 0.0, value.generation_rate)
-    _follow_stall(boot, value, boot.source(record))
-
-
-def _follow_stall(boot: Boot, value: Throughput, source: Source) -> None:
-    if not value.stalled:
-        boot.stalls.pop(value.engine, None)
-        return
-    if value.engine not in boot.stalls and len(boot.stalls) >= MAX_FACTS:
-        return
-    length, start = boot.stalls.get(value.engine, (0, source))
-    boot.stalls[value.engine] = (length + 1, start)
-    if length + 1 > boot.longest_stall[0]:
-        boot.longest_stall = (length + 1, start)
-
-
-def _rate(pair: tuple[bytes, bytes] | None) -> float | None:
-    return _finite(pair[0]) if pair else None
-
-
-def _count(pair: tuple[bytes, bytes] | None) -> int | None:
-    value = _rate(pair)
-    return None if value is None else int(value)
-
-
-def _ratio(pair: tuple[bytes, bytes] | None) -> float | None:
-    value = _rate(pair)
-    if value is None or pair is None:
-        return None
-    return value / 100 if pair[1] == b"%" else value
-
-
-def _finite(text: bytes) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if value == value and abs(value) != float("inf") else None
-
-
-_POSITIONS = re.compile(rb"Per-position acceptance rate: ([\d., a-z]*\d)")
-
-
-@_form(r"Spec(?:Decoding|ulative) metrics: ", " metrics: ")
-def _spec(boot: Boot, record: Record, text: bytes) -> None:
-    body = text.split(b"metrics: ", 1)[1][:4000]
-    positions = _POSITIONS.search(body)
-    listed = positions[1].split(b",") if positions else []
-    if positions is not None:
-        body = body[: positions.start()] + body[positions.end() :]
-    pairs = {key.strip(): (value, unit) for key, value, unit in _PAIR.findall(body)}
-    numbers = [_finite(item.strip()) for item in listed]
-    value = SpecDecode(
-        _rate(pairs.get(b"Mean acceptance length")),
-        _ratio(pairs.get(b"Avg Draft acceptance rate") or pairs.get(b"Draft acceptance rate")),
-        _count(pairs.get(b"Accepted")),
-        _count(pairs.get(b"Drafted")),
-        tuple(number for number in numbers if number is not None),
-    )
-    boot.spec_count += 1
-    boot.spec_last.append(boot.fact(value, record))
-
-
-@_form(r"- \S+ -> \S+:", " -> ")
-@_form(r"(?:Available plugins for|All plugins in this|Loading plugin|Failed to load plugin)", "plugin")
-def _plugin(boot: Boot, _: Record, text: bytes) -> None:
-    plugins = boot.plugins or Plugins((), (), ())
-    listed = re.match(rb"- (\S+) -> ", text)
-    loading = re.match(rb"Loading plugin ([\w.-]+)", text)
-    failed = re.match(rb"Failed to load plugin ([\w.-]+)", text)
-    boot.plugins = Plugins(
-        _with(plugins.available, listed), _with(plugins.loaded, loading), _with(plugins.failed, failed)
-    )
-
-
-def _with(names: tuple[str, ...], found: Match | None) -> tuple[str, ...]:
-    if found is None or len(names) >= MAX_NAMES:
-        return names
-    name = _text(found[1])
-    return names if name in names else (*names, name)
-
-
-@_form(r"No available (?:shared memory broadcast )?block found in \d+ second", "block found in")
-def _heartbeat(boot: Boot, record: Record, _: bytes) -> None:
-    source, known = boot.source(record), boot.heartbeats
-    if known is None:
-        boot.heartbeats = Heartbeats(1, source, source, 1)
-        return
-    # Adjacent lines: nothing else happened between the two reports.
-    run = known.trailing + 1 if source.line == known.last.line + 1 else 1
-    boot.heartbeats = Heartbeats(known.count + 1, known.first, source, run)
-
-
-@_form(r"TileLang (?:begins|completes) to compile", "TileLang ")
-def _tilelang(boot: Boot, record: Record, text: bytes) -> None:
-    begins = text.startswith(b"TileLang begins")
-    boot.jit(record, begun=int(begins), completed=int(not begins))
-
-
-@_form(r"Building JIT module ", "Building JIT")
-def _module(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Building JIT module ([\w.-]+)", text)
-    if found is not None and len(boot.jit_modules) < MAX_NAMES:
-        boot.jit_modules.append(_text(found[1]).rstrip("."))
-    boot.jit(record)
-
-
-@_form(r"JIT kernel warmup starting", "warmup starting")
-def _warmup(boot: Boot, record: Record, _: bytes) -> None:
-    boot.jit_warmup = True
-    boot.jit(record)
-
-
-@_form(r"Kernel JIT monitor activated", "JIT monitor")
-def _monitor(boot: Boot, _: Record, __: bytes) -> None:
-    boot.jit_monitor = True
-
-
-@_form(r"(?:\S+ )?JIT compilation during inference", "JIT compilation")
-def _late_jit(boot: Boot, record: Record, _: bytes) -> None:
-    boot.jit_during_inference += 1
-    boot.jit(record)
-
-
-@_form(r"LMCache v\d", "LMCache v")
-def _lmcache_version(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"LMCache v([\w.+-]+(?: \([\w]+\))?)", text)
-    if found is not None:
-        boot.cache = replace(boot.cache_server(), version=boot.fact(_text(found[1]), record))
-
-
-@_form(r"Starting LMCache HTTP server", "LMCache HTTP")
-def _lmcache_http(boot: Boot, _: Record, __: bytes) -> None:
-    boot.cache_server_seen = True
-    boot.cache_server()
-
-
-@_form(r"(?:lmcache\.mp\.)?hash_algorithm ?= ?|TokenHasher initialized: ", "hash_algorithm")
-def _hasher(boot: Boot, record: Record, text: bytes) -> None:
-    name = re.search(rb"hash_algorithm ?= ?(\w+)", text[:400])
-    chunk = re.search(rb"chunk_size=(\d+)", text[:400])
-    cache = boot.cache_server()
-    boot.cache = replace(
-        cache,
-        hash_algorithm=boot.fact(_text(name[1]), record) if name else cache.hash_algorithm,
-        chunk_tokens=boot.fact(int(chunk[1]), record, "tokens") if chunk else cache.chunk_tokens,
-    )
-
-
-@_form(r"Supported transfer mode: |Creating transfer context ", "ransfer ")
-def _transfer(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.search(rb"mode(?:=|: )(\w+)", text[:200])
-    if found is not None:
-        boot.cache = replace(boot.cache_server(), transfer_mode=boot.fact(_text(found[1]), record))
-
-
-@_form(r"Registered KV cache for ", "Registered KV")
-def _registered(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.search(rb"with (\d+) layers", text[:200])
-    cache = boot.cache_server()
-    if found is not None and len(cache.registered_layers) < MAX_FACTS:
-        layers = (*cache.registered_layers, boot.fact(int(found[1]), record, "layers"))
-        boot.cache = replace(cache, registered_layers=layers)
-
-
-@_form(r"KV layer groups: ", "layer groups")
-def _groups(boot: Boot, _: Record, __: bytes) -> None:
-    boot.group_dump = []
-
-
-@_form(r"KernelGroupInfo\(", "KernelGroupInfo")
-def _kernel_group(boot: Boot, _: Record, text: bytes) -> None:
-    if boot.group_dump is None or len(boot.group_dump) >= MAX_FACTS:
-        return
-    found = re.search(rb"engine_group_idx=(\d+)", text)
-    boot.group_dump.append(int(found[1]) if found else -1)
-    engine_groups = len(set(boot.group_dump)) if -1 not in boot.group_dump else None
-    boot.cache = replace(
-        boot.cache_server(), kernel_groups=len(boot.group_dump), engine_groups=engine_groups
-    )
-
-
-_MOVED = re.compile(rb"(Stored|Retrieved) (\d+) tokens in ")
-
-
-@_form(r"(?:Stored|Retrieved) \d+ tokens in ", " tokens in ")
-def _moved(boot: Boot, record: Record, text: bytes) -> None:
-    found = _MOVED.match(text)
-    if found is None:
-        return
-    cache, tokens = boot.cache_server(), int(found[2])
-    fact = boot.fact(tokens, record, "tokens")
-    if found[1] == b"Stored":
-        boot.cache = replace(
-            cache,
-            stored_lines=cache.stored_lines + 1,
-            stored_tokens=cache.stored_tokens + tokens,
-            stored=(*cache.stored, fact)[-MAX_NAMES:],
-        )
-    else:
-        boot.cache = replace(
-            cache,
-            retrieved_lines=cache.retrieved_lines + 1,
-            retrieved_tokens=cache.retrieved_tokens + tokens,
-            retrieved=(*cache.retrieved, fact)[-MAX_NAMES:],
-        )
-
-
-_PREFETCH = re.compile(rb"Prefetch request completed .{0,40}?(\d+)/(\d+) retained keys \((\d+) L1, (\d+) L2\)")
-
-
-@_form(r"Prefetch request completed ", "Prefetch request")
-def _prefetched(boot: Boot, record: Record, text: bytes) -> None:
-    found = _PREFETCH.match(text)
-    if found is not None:
-        cache = boot.cache_server()
-        value = Prefetch(int(found[1]), int(found[2]), int(found[3]), int(found[4]))
-        prefetches = (*cache.prefetches, boot.fact(value, record))[-MAX_NAMES:]
-        boot.cache = replace(cache, prefetches=prefetches)
-
-
-STARTERS = frozenset({b"LLM engine ", b"API server version ", b"  version "})
-"""Needles of the forms that a process prints once, when it starts."""
-_GATE = re.compile("|".join(f"(?P<f{index}>{form.start})" for index, form in enumerate(_FORMS)).encode())
-_NEEDLES = tuple((form.needle, form) for form in _FORMS)
-
-
-def form_at_start(message: bytes) -> tuple[Form, int] | None:
-    """The form of a message whose beginning is known."""
-    found = _GATE.match(message)
-    return None if found is None or found.lastgroup is None else (_FORMS[int(found.lastgroup[1:])], 0)
-
-
-def form_anywhere(message: bytes) -> tuple[Form, int] | None:
-    """The first form in text whose beginning is not known, with its position."""
-    best: tuple[Form, int] | None = None
-    for needle, form in _NEEDLES:
-        if needle in message:
-            found = form.pattern.search(message)
-            if found is not None and (best is None or found.start() < best[1]):
-                best = (form, found.start())
-    return best
-
-
-def capture_facts(boot: Boot, finals: list[Fact[CaptureFinished]]) -> list[tuple[CaptureState, Capture]]:
-    """The bars as values; `finals` are the records that ended the final pass."""
-    last_final = max((fact.source.line for fact in finals), default=None)
-    found = []
-    for state in boot.captures:
-        label = capture_label(state.label)
-        if label is None:
-            continue
-        behind = last_final is not None and state.first.line > last_final
-        value = Capture(
-            state.label, label.kind, label.role, state.ordinal, state.done, state.total, state.elapsed, behind
-        )
-        found.append((state, value))
-    return found

@@ -53,6 +53,7 @@ class EvidenceCode(StrEnum):
     IMAGE_DEPENDENCY_MISMATCH = "image_dependency_mismatch"
     USAGE_ERROR = "usage_error"
     ENGINE_START_FAILED = "engine_start_failed"
+    ERROR_BEFORE_READY = "error_before_ready"
     RANK_MISSING = "rank_missing"
     RANKS_DISAGREE = "ranks_disagree"
     PLUGIN_FAILED = "plugin_failed"
@@ -98,6 +99,12 @@ class CodeEntry(NamedTuple):
     meaning: str
     evidence: str
     remedy: str
+
+
+def codes_table() -> str:
+    """All codes as a Markdown table for the documentation."""
+    rows = [f"| `{code}` | {one.meaning} | {one.evidence} | {one.remedy} |" for code, one in CODES.items()]
+    return "\n".join(["| code | meaning | evidence | remedy |", "|---|---|---|---|", *rows])
 
 
 _C = EvidenceCode
@@ -147,7 +154,9 @@ CODES: dict[EvidenceCode, CodeEntry] = {
         "lower gpu_memory_utilization or capture fewer sizes",
     ),
     _C.CAPTURE_ERROR_RANK: CodeEntry(
-        "graph capture failed on a rank", "a stream-capture error with its rank", "see the operator named in that rank's traceback"
+        "graph capture failed on a rank",
+        "a stream-capture error with its rank",
+        "see the operator named in that rank's traceback",
     ),
     _C.STDERR_REORDERED: CodeEntry(
         "bars of the final capture stand behind the records that close it; stdout and stderr were merged",
@@ -196,7 +205,9 @@ CODES: dict[EvidenceCode, CodeEntry] = {
         "no memory was left for KV blocks", "the engine's refusal", "raise gpu_memory_utilization or free the device"
     ),
     _C.KV_BELOW_FLOOR: CodeEntry(
-        "the KV cache holds fewer tokens than required", "admitted tokens against the floor", "give the KV cache more memory"
+        "the KV cache holds fewer tokens than required",
+        "admitted tokens against the floor",
+        "give the KV cache more memory",
     ),
     _C.PROFILING_OVERRIDE: CodeEntry(
         "a small block count belongs to memory profiling and is not the admission", "the override line", _NONE
@@ -234,7 +245,8 @@ CODES: dict[EvidenceCode, CodeEntry] = {
         "the kernel killed a process for host memory", "the kernel log", "give the container more memory or load less"
     ),
     _C.START_TIMEOUT: CodeEntry(
-        "the engine was not ready within its bound", "deadline, ready line missing, last progress line",
+        "the engine was not ready within its bound",
+        "deadline, ready line missing, last progress line",
         "see the last progress; allow longer when the compile cache is empty",
     ),
     _C.START_TIMEOUT_SILENT: CodeEntry(
@@ -243,7 +255,8 @@ CODES: dict[EvidenceCode, CodeEntry] = {
         "record GPU transport and IOMMU state; test all-reduce between the GPUs alone",
     ),
     _C.JIT_IN_PROGRESS: CodeEntry(
-        "kernels were being compiled when the log ended", "open warm-up bar or unfinished compile",
+        "kernels were being compiled when the log ended",
+        "open warm-up bar or unfinished compile",
         "keep the compile cache between starts, or allow a longer start",
     ),
     _C.NOT_READY_AT_END: CodeEntry(
@@ -252,7 +265,8 @@ CODES: dict[EvidenceCode, CodeEntry] = {
         "collect the rest of the log and the exit status",
     ),
     _C.READY_LINE_MISSING: CodeEntry(
-        "requests were answered but the ready line is not in the log", "access lines without a ready line",
+        "requests were answered but the ready line is not in the log",
+        "access lines without a ready line",
         "collect the log from its beginning, stderr included",
     ),
     _C.IMAGE_DEPENDENCY_MISMATCH: CodeEntry(
@@ -261,19 +275,32 @@ CODES: dict[EvidenceCode, CodeEntry] = {
         "rebuild the image with matching versions",
     ),
     _C.USAGE_ERROR: CodeEntry(
-        "the command line or configuration was refused", "the parser's or validator's message", "correct the named option"
+        "the command line or configuration was refused",
+        "the parser's or validator's message",
+        "correct the named option",
     ),
     _C.ENGINE_START_FAILED: CodeEntry(
-        "the engine failed to start", "the innermost exception of the process that failed first", "see the named exception"
+        "the engine failed to start",
+        "the innermost exception of the process that failed first",
+        "see the named exception",
+    ),
+    _C.ERROR_BEFORE_READY: CodeEntry(
+        "an error was logged during the start, and the server became ready all the same",
+        "an ERROR record or traceback before the ready line",
+        "see whether the feature it names is needed",
     ),
     _C.RANK_MISSING: CodeEntry(
         "a rank of the announced world never spoke", "world_size lines by rank", "look for that rank's last lines"
     ),
     _C.RANKS_DISAGREE: CodeEntry(
-        "ranks report different states or figures", "the same fact of several ranks", "compare the ranks' devices and logs"
+        "ranks report different states or figures",
+        "the same fact of several ranks",
+        "compare the ranks' devices and logs",
     ),
     _C.PLUGIN_FAILED: CodeEntry(
-        "a plugin could not be loaded; the server runs without it", "the error naming the plugin", "fix the plugin's import"
+        "a plugin could not be loaded; the server runs without it",
+        "the error naming the plugin",
+        "fix the plugin's import",
     ),
     _C.ENGINE_DEAD_HTTP_ALIVE: CodeEntry(
         "the engine died while the HTTP server kept answering",
@@ -284,24 +311,33 @@ CODES: dict[EvidenceCode, CodeEntry] = {
         "the engine failed while serving", "the first fatal record after ready", "see the innermost exception"
     ),
     _C.ENGINE_RESTARTED: CodeEntry(
-        "the file holds more than one start of the engine", "a process printed its start line again",
+        "the file holds more than one start of the engine",
+        "a process printed its start line again",
         "find out who restarted it; every number before the last start is void",
     ),
     _C.PROCESS_DIED_SILENTLY: CodeEntry(
-        "the engine's process ended without a request and without a word", "exit status without any error line",
+        "the engine's process ended without a request and without a word",
+        "exit status without any error line",
         "see the kernel log and the container's state",
     ),
     _C.STALL_ZERO_THROUGHPUT: CodeEntry(
-        "requests were running and no token was made", "statistics lines with running requests and both rates 0",
+        "requests were running and no token was made",
+        "statistics lines with running requests and both rates 0",
         "see the collective watchdog, and dump the stacks of every rank",
     ),
-    _C.GPU_XID: CodeEntry("the GPU driver reported a fault", "Xid line of the kernel log", "look the Xid up; check the GPU"),
-    _C.SERVER_ERRORS: CodeEntry("the server answered with 5xx", "access lines or the client's log", "see the engine's errors"),
+    _C.GPU_XID: CodeEntry(
+        "the GPU driver reported a fault", "Xid line of the kernel log", "look the Xid up; check the GPU"
+    ),
+    _C.SERVER_ERRORS: CodeEntry(
+        "the server answered with 5xx", "access lines or the client's log", "see the engine's errors"
+    ),
     _C.STREAM_UNFINISHED: CodeEntry(
         "a stream ended without a finish reason", "the client's log", "see the engine's errors at that time"
     ),
     _C.OWN_REQUEST_REFUSED: CodeEntry(
-        "the harness's own request was refused with 4xx: a defect of the harness", "the client's log", "correct the request"
+        "the harness's own request was refused with 4xx: a defect of the harness",
+        "the client's log",
+        "correct the request",
     ),
     _C.CLIENT_ERROR_ONLY: CodeEntry(
         "requests were refused as invalid; the service did what it should", "4xx answers and validation errors", _NONE
@@ -320,37 +356,51 @@ CODES: dict[EvidenceCode, CodeEntry] = {
         "token counts are right but there is no output to compare", "empty answers", "request tokens and compare them"
     ),
     _C.RESTORE_CONTENT_WRONG: CodeEntry(
-        "restored requests give wrong answers although every request succeeded", "answers against the cold run",
+        "restored requests give wrong answers although every request succeeded",
+        "answers against the cold run",
         "compare restored bytes with cold bytes for every rank and group",
     ),
     _C.RESTORE_MULTI_CHUNK_DRAFTER: CodeEntry(
-        "a restore of several chunks is wrong when a drafter is on", "tries by chunks and drafter",
+        "a restore of several chunks is wrong when a drafter is on",
+        "tries by chunks and drafter",
         "audit the drafter's cache groups; one chunk or one try proves nothing",
     ),
     _C.RESTORE_ZERO_HITS: CodeEntry(
-        "tokens were stored and none was hit", "stored tokens against external hits",
+        "tokens were stored and none was hit",
+        "stored tokens against external hits",
         "fix the hash seed and compare the hash of all ranks and processes",
     ),
     _C.RESTORE_PARTIAL: CodeEntry(
-        "fewer tokens were restored than required", "hits against the expected whole chunks", "see the store's capacity and eviction"
+        "fewer tokens were restored than required",
+        "hits against the expected whole chunks",
+        "see the store's capacity and eviction",
     ),
     _C.RESTORE_DIVERGES: CodeEntry(
-        "a full hit was reported and the output differs", "hits and first differing token", "a hit is no proof of content: compare bytes"
+        "a full hit was reported and the output differs",
+        "hits and first differing token",
+        "a hit is no proof of content: compare bytes",
     ),
     _C.ACCEPTANCE_COLLAPSE: CodeEntry(
-        "acceptance falls to almost nothing from a draft position on", "accepted per position", "check the drafter's later positions"
+        "acceptance falls to almost nothing from a draft position on",
+        "accepted per position",
+        "check the drafter's later positions",
     ),
     _C.ACCEPTANCE_BELOW_FLOOR: CodeEntry(
-        "the acceptance length is below its floor", "1 + accepted / drafts", "check that drafter and target belong together"
+        "the acceptance length is below its floor",
+        "1 + accepted / drafts",
+        "check that drafter and target belong together",
     ),
     _C.METRIC_FAMILY_ABSENT: CodeEntry(
         "a family of metrics does not exist in this configuration: its values are unknown", "names on the page", _NONE
     ),
     _C.SCHEMA_UNKNOWN: CodeEntry(
-        "a result file has keys or units that are not known", "its keys", "name the schema and its units, or leave it out"
+        "a result file has keys or units that are not known",
+        "its keys",
+        "name the schema and its units, or leave it out",
     ),
     _C.RECEIPT_NOT_VERIFIABLE: CodeEntry(
-        "a receipt's status cannot be derived from executed checks", "checks that are missing, prose or unexecuted",
+        "a receipt's status cannot be derived from executed checks",
+        "checks that are missing, prose or unexecuted",
         "issue a receipt whose every status is computed",
     ),
     _C.DIGEST_KIND: CodeEntry(
@@ -363,10 +413,13 @@ CODES: dict[EvidenceCode, CodeEntry] = {
         "only a tag is recorded, and a tag can move", "reference without a digest", "record the manifest digest"
     ),
     _C.WHEEL_CUDA_MAJOR: CodeEntry(
-        "an installed library was built for another CUDA major version", "CUDA majors in the image", "install the matching wheel"
+        "an installed library was built for another CUDA major version",
+        "CUDA majors in the image",
+        "install the matching wheel",
     ),
     _C.BUILD_STATUS_NOT_BY_WORD: CodeEntry(
-        "a build is judged by its exit status and export line, not by words in its log", "exit status and export line",
+        "a build is judged by its exit status and export line, not by words in its log",
+        "exit status and export line",
         "keep the exit status with the log",
     ),
 }

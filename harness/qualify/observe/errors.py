@@ -19,59 +19,124 @@ MAX_OPEN = 64
 MAX_MESSAGE = 600
 
 _K = ErrorKind
-_PATTERNS: tuple[tuple[ErrorKind, str], ...] = (
-    # The specific comes before the general: an admission refusal is a ValueError, a capture error a CUDA error.
-    (_K.XID, r"NVRM: Xid"),
-    (_K.OOM_KILLER, r"Out of memory: Killed process|invoked oom-killer|oom-kill:|Memory cgroup out of memory"),
-    (_K.KV_REFUSED, r"To serve at least one request with the model's max seq len|model's max seq len \(\d+\) is larger"),
-    (_K.KV_NO_MEMORY, r"No available memory for the cache blocks"),
-    (_K.KV_LOAD, r"less than the expected number of tokens|KV load fail|[Ff]ailed to load KV|kv_load_failure"),
-    (_K.TEARDOWN, r"force killing remaining process|force killing sub process|destroy_process_group\(\) was not called"
-                  r"|leaked semaphore|leaked shared_memory|^nanobind: leaked"),
-    (_K.CORE_EXITED, r"engine core exited unexpectedly"),
-    (_K.CORE_INIT, r"Engine core initialization failed"),
-    (_K.CORE_START, r"EngineCore failed to start"),
-    (_K.WORKER_START, r"WorkerProc failed to start"),
-    (_K.WORKER_EXCEPTION, r"WorkerProc hit an exception"),
-    (_K.WORKER_DIED, r"Worker proc .{0,80}died unexpectedly"),
-    (_K.CORE_FATAL, r"EngineCore encountered a fatal error"),
-    (_K.OUTPUT_HANDLER, r"AsyncLLM output_handler failed"),
-    (_K.ENGINE_DEAD, r"EngineDeadError|MQEngineDeadError|AsyncEngineDeadError"),
-    (_K.RPC_TIMEOUT, r"RPC call to .{0,80}timed out"),
-    (_K.HIDDEN_ALLOCATION, r"torch_call_dispatcher\(|CUBLAS_STATUS_ALLOC_FAILED"),
-    (_K.ALLOCATOR_WARNING, r"memory allocation failed with OOM"),
-    (_K.SHARED_MEMORY, r"Error while creating shared memory segment|No space left on device.{0,200}/dev/shm"
-                       r"|/dev/shm.{0,200}No space left|unable to (?:open|mmap|resize).{0,60}shared memory"
-                       r"|unable to allocate shared memory"),
-    (_K.OUT_OF_MEMORY, r"CUDA out of memory|HIP out of memory|OutOfMemoryError|CUDA error: out of memory"
-                       r"|cudaErrorMemoryAllocation|RuntimeError: .{0,80}out of memory"),
-    (_K.COLLECTIVE_WATCHDOG, r"[Ww]atchdog caught collective operation timeout|NCCL watchdog|DistBackendError.{0,200}timeout"),
-    (_K.CAPTURE, r"cudaErrorStreamCapture|when stream is capturing|while (?:stream )?captur(?:e|ing)"
-                 r"|during (?:stream |graph |CUDA graph )?capture|capture (?:was )?invalidated"),
-    (_K.ILLEGAL_ACCESS, r"illegal (?:memory access|address|instruction)|misaligned address|device-side assert"
-                        r"|unspecified launch failure"),
-    (_K.NCCL, r"NCCL error|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclRemoteError"),
-    (_K.CUDA, r"CUDA error|CUDA driver error|cudaError[A-Z]|CUBLAS_STATUS_|CUDNN_STATUS_"),
-    (_K.CONTEXT_LENGTH, r"maximum context length is|longer than the maximum model length"),
-    (_K.CLIENT_REQUEST, r"Invalid HTTP request received|RequestValidationError|VLLMValidationError|BadRequestError"
-                        r"|Error in preprocessing prompt inputs"),
-    (_K.PLUGIN, r"Failed to load plugin"),
-    (_K.IMPORT, r"^(?:\w+\.)*(?:ModuleNotFoundError|ImportError)\b|cannot open shared object file|undefined symbol:"),
-    (_K.USAGE, r"error: (?:unrecognized arguments|argument |the following arguments)|\bvalidation errors? for \w+Config"
-               r"|^(?:\w+\.)*ValidationError\b"),
-    (_K.EXECUTOR_FAILED, r"Executor failed"),
+_PATTERNS: tuple[tuple[ErrorKind, tuple[str, ...], str], ...] = (
+    # Kind, substrings of which every such text has one, and the pattern. The specific comes before the general:
+    # an admission refusal is a ValueError, a capture error is a CUDA error.
+    (_K.XID, ("NVRM",), r"NVRM: Xid"),
+    (
+        _K.OOM_KILLER,
+        ("Killed process", "oom-kill", "cgroup out"),
+        r"Out of memory: Killed process|invoked oom-killer|oom-kill:|Memory cgroup out of memory",
+    ),
+    (
+        _K.KV_REFUSED,
+        ("max seq len",),
+        r"To serve at least one request with the model's max seq len|model's max seq len \(\d+\) is larger",
+    ),
+    (_K.KV_NO_MEMORY, ("No available memory",), r"No available memory for the cache blocks"),
+    (
+        _K.KV_LOAD,
+        ("less than the expected", "KV load", "load KV"),
+        r"less than the expected number of tokens|KV load fail|[Ff]ailed to load KV",
+    ),
+    (
+        _K.TEARDOWN,
+        ("force killing", "destroy_process_group", "leaked"),
+        r"force killing remaining process|force killing sub process|destroy_process_group\(\) was not called"
+        r"|leaked semaphore|leaked shared_memory|^nanobind: leaked",
+    ),
+    (_K.CORE_EXITED, ("exited unexpectedly",), r"engine core exited unexpectedly"),
+    (_K.CORE_INIT, ("initialization failed",), r"Engine core initialization failed"),
+    (_K.CORE_START, ("failed to start",), r"EngineCore failed to start"),
+    (_K.WORKER_START, ("failed to start",), r"WorkerProc failed to start"),
+    (_K.WORKER_EXCEPTION, ("hit an exception",), r"WorkerProc hit an exception"),
+    (_K.WORKER_DIED, ("died unexpectedly",), r"Worker proc .{0,80}died unexpectedly"),
+    (_K.CORE_FATAL, ("fatal error",), r"EngineCore encountered a fatal error"),
+    (_K.OUTPUT_HANDLER, ("output_handler failed",), r"AsyncLLM output_handler failed"),
+    (_K.ENGINE_DEAD, ("EngineDeadError",), r"EngineDeadError"),
+    (_K.RPC_TIMEOUT, ("timed out",), r"RPC call to .{0,80}timed out"),
+    (
+        _K.HIDDEN_ALLOCATION,
+        ("torch_call_dispatcher(", "ALLOC_FAILED"),
+        r"torch_call_dispatcher\(|CUBLAS_STATUS_ALLOC_FAILED",
+    ),
+    (_K.ALLOCATOR_WARNING, ("failed with OOM",), r"memory allocation failed with OOM"),
+    (
+        _K.SHARED_MEMORY,
+        ("shared memory", "/dev/shm"),
+        r"Error while creating shared memory segment|No space left on device.{0,200}/dev/shm"
+        r"|/dev/shm.{0,200}No space left|unable to (?:open|mmap|resize).{0,60}shared memory"
+        r"|unable to allocate shared memory",
+    ),
+    (
+        _K.OUT_OF_MEMORY,
+        ("out of memory", "OutOfMemoryError", "cudaErrorMemoryAllocation"),
+        r"CUDA out of memory|HIP out of memory|OutOfMemoryError|CUDA error: out of memory"
+        r"|cudaErrorMemoryAllocation|RuntimeError: .{0,80}out of memory",
+    ),
+    (
+        _K.COLLECTIVE_WATCHDOG,
+        ("atchdog", "DistBackendError"),
+        r"[Ww]atchdog caught collective operation timeout|NCCL watchdog|DistBackendError.{0,200}timeout",
+    ),
+    (
+        _K.CAPTURE,
+        ("captur", "StreamCapture"),
+        r"cudaErrorStreamCapture|when stream is capturing|while (?:stream )?captur(?:e|ing)"
+        r"|during (?:stream |graph |CUDA graph )?capture|capture (?:was )?invalidated",
+    ),
+    (
+        _K.ILLEGAL_ACCESS,
+        ("illegal ", "misaligned address", "device-side assert", "launch failure"),
+        r"illegal (?:memory access|address|instruction)|misaligned address|device-side assert"
+        r"|unspecified launch failure",
+    ),
+    (
+        _K.NCCL,
+        ("NCCL error", "nccl"),
+        r"NCCL error|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclRemoteError",
+    ),
+    (
+        _K.CUDA,
+        ("CUDA ", "cudaError", "CUBLAS_", "CUDNN_"),
+        r"CUDA error|CUDA driver error|cudaError[A-Z]|CUBLAS_STATUS_|CUDNN_STATUS_",
+    ),
+    (
+        _K.CONTEXT_LENGTH,
+        ("maximum context length", "maximum model length"),
+        r"maximum context length is|longer than the maximum model length",
+    ),
+    (
+        _K.CLIENT_REQUEST,
+        ("Invalid HTTP", "ValidationError", "BadRequestError", "preprocessing"),
+        r"Invalid HTTP request received|RequestValidationError|VLLMValidationError|BadRequestError"
+        r"|Error in preprocessing prompt inputs",
+    ),
+    (_K.REQUEST_EXCEPTION, ("Exception caught",), r"Exception caught\. Request id"),
+    (_K.PLUGIN, ("load plugin",), r"Failed to load plugin"),
+    (
+        _K.IMPORT,
+        ("ModuleNotFoundError", "ImportError", "shared object", "undefined symbol"),
+        r"^(?:\w+\.)*(?:ModuleNotFoundError|ImportError)\b|cannot open shared object file|undefined symbol:",
+    ),
+    (
+        _K.USAGE,
+        ("error: ", "validation error", "ValidationError"),
+        r"error: (?:unrecognized arguments|argument |the following arguments)|\bvalidation errors? for \w+Config"
+        r"|^(?:\w+\.)*ValidationError\b",
+    ),
+    (_K.EXECUTOR_FAILED, ("Executor failed",), r"Executor failed"),
 )
-_MATCHERS = tuple((kind, re.compile(text.encode())) for kind, text in _PATTERNS)
-_HINTS = (
-    b"rror", b"fail", b"Fail", b"memory", b"OOM", b"oom", b"died", b"unexpectedly", b"imed out", b"imeout",
-    b"leaked", b"killing", b"destroy_process_group", b"illegal", b"misaligned", b"assert", b"captur", b"ncclS",
-    b"CUBLAS", b"CUDNN", b"dispatcher(", b"NVRM", b"less than the expected", b"max seq len", b"maximum",
-    b"Invalid HTTP", b"shared object", b"undefined symbol", b"/dev/shm",
-)  # fmt: skip
-"""Every known error text contains one of these; substring tests are ten times faster than the patterns."""
+_MATCHERS = tuple(
+    (needle.encode(), kind, re.compile(text.encode())) for kind, needles, text in _PATTERNS for needle in needles
+)
+"""Substring tests are ten times faster than the patterns, so each guards its pattern."""
 
-WARNING_KINDS = frozenset({_K.XID, _K.OOM_KILLER, _K.ALLOCATOR_WARNING, _K.CORE_EXITED, _K.TEARDOWN, _K.COLLECTIVE_WATCHDOG})
+WARNING_KINDS = frozenset(
+    {_K.XID, _K.OOM_KILLER, _K.ALLOCATOR_WARNING, _K.CORE_EXITED, _K.TEARDOWN, _K.COLLECTIVE_WATCHDOG}
+)
 """Kinds that count below ERROR level too: the allocator warns before anything raises."""
+_WARNING_MATCHERS = tuple(one for one in _MATCHERS if one[1] in WARNING_KINDS)
 FATAL_KINDS = frozenset({
     _K.CORE_FATAL, _K.OUTPUT_HANDLER, _K.ENGINE_DEAD, _K.CORE_EXITED, _K.EXECUTOR_FAILED, _K.WORKER_DIED,
     _K.WORKER_EXCEPTION, _K.ILLEGAL_ACCESS, _K.COLLECTIVE_WATCHDOG,
@@ -91,14 +156,12 @@ _FREE = re.compile(rb"of which ([\d.]+ [KMGT]i?B) is free|[Ff]ree:? ([\d.]+ [KMG
 Writer = tuple[str | None, int | None, int | None]
 
 
-def classify(message: bytes) -> ErrorKind | None:
-    """Kind of an error text; None when nothing in it is known."""
-    for hint in _HINTS:
-        if hint in message:
-            break
-    else:
-        return None
-    return next((kind for kind, pattern in _MATCHERS if pattern.search(message)), None)
+def classify(message: bytes, below_error: bool = False) -> ErrorKind | None:
+    """Kind of an error text, or None; `below_error` asks only for the kinds that count at any level."""
+    for needle, kind, pattern in _WARNING_MATCHERS if below_error else _MATCHERS:
+        if needle in message and pattern.search(message):
+            return kind
+    return None
 
 
 @dataclass(slots=True)
@@ -142,11 +205,12 @@ class ErrorBook:
             self.warnings += 1
         if self._in_traceback(record, source, phase):
             return True
-        kind = classify(record.message)
-        if record.level in ERROR_LEVELS:
-            kind = kind or ErrorKind.OTHER
-        elif kind is None or (record.level is not None and kind not in WARNING_KINDS):
-            return False
+        erring = record.level in ERROR_LEVELS
+        kind = classify(record.message, below_error=record.level is not None and not erring)
+        if kind is None:
+            if not erring:
+                return False
+            kind = ErrorKind.OTHER
         self._keep(kind, record, source, phase)
         # "Error in preprocessing" announces a traceback, which is counted when it ends.
         self.client_errors += kind in CLIENT_KINDS and b"preprocessing" not in record.message
@@ -203,7 +267,7 @@ class ErrorBook:
         if current.exception is not None:
             return
         current.exception = _clip(record.message)
-        kind = classify(record.message) or ErrorKind.OTHER
+        kind = classify(record.message) or ErrorKind.EXCEPTION
         current.client = kind in CLIENT_KINDS
         if record.level != "WARNING":
             self._keep(kind, record, source, current.phase)
@@ -253,3 +317,39 @@ def _first_group(pattern: re.Pattern[bytes], message: bytes) -> str | None:
 
 def _clip(message: bytes) -> str:
     return message[:MAX_MESSAGE].decode("utf-8", "replace").strip()
+
+
+NOT_A_CAUSE = frozenset(
+    {
+        _K.CORE_INIT,
+        _K.CORE_EXITED,
+        _K.ENGINE_DEAD,
+        _K.OUTPUT_HANDLER,
+        _K.TEARDOWN,
+        _K.CONTEXT_LENGTH,
+        _K.CLIENT_REQUEST,
+        _K.PLUGIN,
+    }
+)
+"""Kinds that follow from another failure, belong to the client or are survived."""
+_SECONDARY = frozenset({_K.CORE_INIT, _K.CORE_EXITED, _K.ENGINE_DEAD, _K.OUTPUT_HANDLER})
+_ANNOUNCEMENTS = frozenset({_K.CORE_START, _K.WORKER_START, _K.WORKER_EXCEPTION, _K.CORE_FATAL})
+
+_UNNAMED = frozenset({_K.EXCEPTION, _K.OTHER, _K.REQUEST_EXCEPTION})
+
+
+def first_cause(errors: tuple[ErrorRecord, ...]) -> ErrorRecord | None:
+    """The root cause: the innermost exception of the process that failed first, if the log shows one."""
+    causes = [error for error in errors if error.kind not in NOT_A_CAUSE]
+    if not causes:
+        secondary = [error for error in errors if error.kind in _SECONDARY]
+        return min(secondary, key=lambda error: error.source.line, default=None)
+    first = min(causes, key=lambda error: error.source.line)
+    mine = [error for error in causes if error.pid == first.pid]
+    # "EngineCore encountered a fatal error." only announces what another process may have to say.
+    for group in (mine, causes):
+        named = [error for error in group if error.kind not in _ANNOUNCEMENTS | _UNNAMED]
+        raised = [error for error in group if error.kind is _K.EXCEPTION]
+        if named or raised:
+            return min(named or raised, key=lambda error: error.source.line)
+    return first

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qualify.errors import ExitCode, UsageError
-from qualify.observe.facts import Capture, CapturePass, Fact, LogFacts, Readiness
+from qualify.observe.facts import CacheServer, Capture, CapturePass, Fact, LogFacts, Readiness
 from qualify.observe.log import read, read_file
 from qualify.observe.triage import Finding, Verdict, overall, triage
 
@@ -120,6 +120,8 @@ def sentence(explanation: Explanation) -> str:
 
 def _sentence(log: LogExplanation) -> str:
     facts = log.facts
+    if facts.empty:
+        return f"{facts.label} contains no line of a vLLM engine."
     name = _subject(facts)
     cause = log.cause
     if cause is not None:
@@ -128,10 +130,9 @@ def _sentence(log: LogExplanation) -> str:
         return f"{name} failed{rank}{where} with {cause.code}: {_one_line(cause.detail)}"
     open_points = [finding for finding in log.findings if finding.verdict is Verdict.INCONCLUSIVE]
     if open_points:
-        return f"{name} shows no failure, but the log does not decide: {_one_line(open_points[0].detail)}."
-    if facts.version is None and facts.cache_server is None:
-        return f"{facts.label} contains no line of a vLLM engine."
-    state = {Readiness.YES: "became ready", Readiness.NOT_APPLICABLE: "ran without a server"}.get(facts.ready, "ran")
+        latest = max(open_points, key=lambda finding: finding.line or 0)
+        return f"{name} shows no failure, but the log does not decide: {_one_line(latest.detail)}."
+    state = "became ready" if facts.ready is Readiness.YES else "ran"
     return f"{name} {state}, and the log shows no failure."
 
 
@@ -171,6 +172,9 @@ def _block(log: LogExplanation) -> Iterator[str]:
 
 
 def _rows(facts: LogFacts) -> Iterator[tuple[str, str]]:
+    if facts.cache_server is not None and facts.version is None and facts.ready is Readiness.NOT_APPLICABLE:
+        yield "LMCache", _cache(facts.cache_server)
+        return
     yield "version", _value(facts.version)
     yield "model", _value(facts.model)
     yield "runner", _value(facts.runner)
@@ -191,10 +195,17 @@ def _rows(facts: LogFacts) -> Iterator[tuple[str, str]]:
         rate = facts.throughput.max_generation_rate
         yield "throughput", f"{facts.throughput.count:,} lines, at most {rate:g} generated tokens/s in one of them"
     if facts.cache_server is not None:
-        cache = facts.cache_server
-        yield "LMCache", f"{_value(cache.version)}; {cache.stored_tokens:,} tokens stored, {cache.retrieved_tokens:,} retrieved"
+        yield "LMCache", _cache(facts.cache_server)
     stop = facts.shutdown_requested
     yield "stop", f"requested at line {stop.source.line}" if stop else "none requested"
+
+
+def _cache(cache: CacheServer) -> str:
+    stored = " + ".join(f"{fact.value:,}" for fact in cache.stored[-4:]) or "none"
+    retrieved = ", ".join(f"{fact.value:,}" for fact in cache.retrieved[-4:]) or "none"
+    return (
+        f"{_value(cache.version)}; tokens stored by the last lines: {stored}; retrieved, one line a rank: {retrieved}"
+    )
 
 
 def _value(fact: Fact[T] | None) -> str:
@@ -226,7 +237,8 @@ def _reserved(facts: LogFacts) -> str:
 def _admission(facts: LogFacts) -> str:
     if facts.kv_refusal is not None:
         value = facts.kv_refusal.value
-        return f"refused: needs {value.needed_gib} GiB, has {value.available_gib} GiB (line {facts.kv_refusal.source.line})"
+        where = f"(line {facts.kv_refusal.source.line})"
+        return f"refused: needs {value.needed_gib} GiB, has {value.available_gib} GiB {where}"
     if facts.kv_tokens is None:
         return _UNKNOWN
     times = facts.concurrency

@@ -82,6 +82,10 @@ class ErrorKind(StrEnum):
     KV_LOAD = "kv_load"
     PLUGIN = "plugin"
     TEARDOWN = "teardown"
+    REQUEST_EXCEPTION = "request_exception"
+    """The API server answered a request with an error: 4xx or 5xx, which only the answer tells."""
+    EXCEPTION = "exception"
+    """An exception of a traceback whose text is not known."""
     OTHER = "other"
 
 
@@ -245,6 +249,8 @@ class ThroughputLines:
     longest_stall: int = 0
     """Most consecutive lines of one engine with running requests and both rates 0."""
     stall_start: Source | None = None
+    open_stall: int = 0
+    """Length of the stall in which the file ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +401,7 @@ class LogFacts:
     label: str
     extent: Extent
     envelopes: frozenset[str]
-    """Transport layers seen: compose, cri, dockerJson, timestamps, ansi."""
+    """Transport layers seen: compose, cri, dockerJson, timestamps, syslog, ansi."""
     bare_bars: bool
     """Whether progress bars came without the envelope that the records carry."""
     earlier_boots: tuple[EarlierBoot, ...]
@@ -447,6 +453,8 @@ class LogFacts:
     spec_decode: SpecDecodeLines | None = None
     http: Mapping[int, int] = field(default_factory=dict)
     """Answered requests by status code, from access lines."""
+    http_after_stop: Mapping[int, int] = field(default_factory=dict)
+    """Those of them that stand behind the requested stop."""
     plugins: Plugins | None = None
     heartbeats: Heartbeats | None = None
     jit: Jit | None = None
@@ -458,6 +466,13 @@ class LogFacts:
     """Successful answers behind the first fatal error of the serving phase; None when there was none."""
     last_bar: Fact[Bar] | None = None
     end: EndOfFile = EndOfFile(None, None, None)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no line of an engine or a cache server was recognised."""
+        stated = (self.version, self.runner, self.world_size, self.kv_tokens, self.cache_server, self.throughput)
+        seen = (self.processes, self.captures, self.capture_finished, self.http, self.errors, self.server_started)
+        return not any(one is not None for one in stated) and not any(seen)
 
     def http_class(self, hundreds: int) -> int | None:
         """Answers of one class (2, 4 or 5); None when the log has no access line at all."""

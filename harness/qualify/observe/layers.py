@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_EXAMINED = 1 << 16
 """Bytes of one line that are looked at. The longest useful line, the engine's dump, has about 8 KiB."""
@@ -20,9 +21,10 @@ _DOCKER = (b'{"log":', b'{"stream":', b'{"time":', b'{"attrs":')
 _TIME = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)"
 _CRI = re.compile(_TIME + rb" (stdout|stderr) ([PF])(?:$| )")
 _STAMP = re.compile(_TIME + rb"(?:$| )")
+_SYSLOG = re.compile(rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s\[:]+(?:\[\d+\])?:(?:$| )")
 _COMPOSE = re.compile(rb"[A-Za-z0-9][\w.-]* *\| ")
 
-_PREFIX = rb"[(\[](?P<name>[A-Za-z][\w.-]*)(?: rank=(?P<rank>\d+))?,? pid=(?P<pid>\d+)[)\]]:? ?"
+_PREFIX = rb"[(\[](?P<name>[A-Za-z][\w.-]*)(?: rank=(?P<rank>\d{1,9}))?,? pid=(?P<pid>\d{1,9})[)\]]:? ?"
 _LEVELS = rb"DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL"
 _HEADER = (
     rb"(?P<level>" + _LEVELS + rb"):? (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?"
@@ -37,8 +39,8 @@ _OTHER_LEVEL = re.compile(
     rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ - (?P<plain>" + _LEVELS + rb") - "
     rb"|(?P<uvicorn>" + _LEVELS + rb"): {4,}"
 )
-_NATIVE_RANK = re.compile(rb"\[rank(\d+)\]:")
-_NAME_RANK = re.compile(r"_TP(\d+)|^VllmWorker-(\d+)$")
+_NATIVE_RANK = re.compile(rb"\[rank(\d{1,9})\]:")
+_NAME_RANK = re.compile(r"_TP(\d{1,9})|^VllmWorker-(\d{1,9})$")
 
 
 @dataclass(slots=True)
@@ -99,9 +101,7 @@ class Unwrapper:
             yield part.line, part.offset, self._inner(part.text)
         self._partial.clear()
 
-    def _join(
-        self, stream: bytes, line: int, offset: int, text: bytes, ends: bool
-    ) -> tuple[int, int, bytes] | None:
+    def _join(self, stream: bytes, line: int, offset: int, text: bytes, ends: bool) -> tuple[int, int, bytes] | None:
         part = self._partial.get(stream)
         if part is not None:
             part.text = (part.text + text)[:MAX_EXAMINED]
@@ -128,6 +128,11 @@ class Unwrapper:
             if stamp is not None:
                 self.seen.add("timestamps")
                 text = text[stamp.end() :]
+        elif text[3:4] == b" " and text[6:7] == b" ":
+            syslog = _SYSLOG.match(text)
+            if syslog is not None:
+                self.seen.add("syslog")
+                text = text[syslog.end() :]
         return text
 
 
@@ -205,6 +210,7 @@ def _bare(line: int, offset: int, text: bytes) -> Record:
     return Record(line, offset, text, process, pid, rank, level)
 
 
+@lru_cache(maxsize=256)
 def rank_of(process: str | None) -> int | None:
     """Rank that a process name carries: `Worker_TP1`, `Worker_PP0_TP3_EP3`, `VllmWorker-0`."""
     found = _NAME_RANK.search(process) if process else None

@@ -63,7 +63,7 @@ def _findings(found: Acceptance, floor: float | None) -> Iterator[Finding]:
         return
     previous = found.drafts
     for position, count in enumerate(found.per_position):
-        if position > 0 and 0 < previous and count < previous * COLLAPSE_RATIO:
+        if position > 0 and previous > 0 and count < previous * COLLAPSE_RATIO:
             detail = f"accepted {count:g} at position {position}, {previous:g} at the position before"
             yield _finding(_C.ACCEPTANCE_COLLAPSE, Verdict.PASS, detail)
             break
@@ -80,7 +80,9 @@ def judge_length(length: float | None, floor: float, source: Source | None = Non
         return _finding(_C.ACCEPTANCE_BELOW_FLOOR, Verdict.INCONCLUSIVE, "the acceptance length is unknown", source)
     if length >= floor:
         return None
-    return _finding(_C.ACCEPTANCE_BELOW_FLOOR, Verdict.FAIL, f"acceptance length {length:g}, at least {floor:g}", source)
+    return _finding(
+        _C.ACCEPTANCE_BELOW_FLOOR, Verdict.FAIL, f"acceptance length {length:g}, at least {floor:g}", source
+    )
 
 
 def judge_log_lengths(facts: LogFacts, floor: float) -> tuple[Finding, ...]:

@@ -59,7 +59,9 @@ def judge_cuda_majors(majors: Mapping[str, int | None]) -> Finding | None:
 
 def judge_build(exit_status: int | None, log: str) -> Finding:
     """A build by its exit status and its export line; the words in its log do not count."""
-    exported = re.search(r"^#?\d* ?(?:exporting (?:manifest|to image)|writing image sha256:|naming to )", log, re.MULTILINE)
+    exported = re.search(
+        r"^#?\d* ?(?:exporting (?:manifest|to image)|writing image sha256:|naming to )", log, re.MULTILINE
+    )
     if exit_status is None:
         verdict, detail = Verdict.INCONCLUSIVE, "no exit status was recorded"
     elif exit_status != 0:
@@ -91,7 +93,11 @@ def judge_shared_memory(found: SharedMemory, needed: int) -> Finding | None:
     return None
 
 
-_MILLISECONDS = {"mean_ttft_ms": "time_to_first_token", "mean_tpot_ms": "time_per_output_token", "mean_itl_ms": "inter_token_latency"}
+_MILLISECONDS = {
+    "mean_ttft_ms": "time_to_first_token",
+    "mean_tpot_ms": "time_per_output_token",
+    "mean_itl_ms": "inter_token_latency",
+}
 _BENCH_KEYS = frozenset({"duration", "completed", "total_output_tokens", "output_throughput"})
 
 
@@ -116,7 +122,9 @@ def read_result(document: Mapping[str, Any]) -> BenchResult | Finding:
             return _refuse(f"{key} is not a number")
     seconds, tokens, rate = (float(numbers[key]) for key in ("duration", "total_output_tokens", "output_throughput"))
     if seconds <= 0 or not math.isclose(rate, tokens / seconds, rel_tol=0.01):
-        return _refuse(f"output_throughput {rate:g} is not {tokens:g} tokens in {seconds:g} s: rounded, or another unit")
+        return _refuse(
+            f"output_throughput {rate:g} is not {tokens:g} tokens in {seconds:g} s: rounded, or another unit"
+        )
     latencies = {_MILLISECONDS[key]: value / 1000 for key, value in numbers.items() if key in _MILLISECONDS}
     return BenchResult(seconds, tokens, rate, latencies)
 

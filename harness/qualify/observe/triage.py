@@ -7,6 +7,7 @@ misread. Where facts from outside the log decide (exit status, deadline, open re
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from qualify.observe.codes import CODES, EvidenceCode
+from qualify.observe.errors import NOT_A_CAUSE, first_cause
 from qualify.observe.facts import (
     Capture,
     CapturePass,
@@ -27,7 +29,6 @@ from qualify.observe.facts import (
     Source,
 )
 from qualify.observe.graphs import Runner, Unknown, expected_sets
-from qualify.observe.log import NOT_A_CAUSE, first_cause
 
 _C = EvidenceCode
 _K = ErrorKind
@@ -107,7 +108,7 @@ def triage(
     """
     case = _Case(facts, stop_requested_at, exit_status, kernel_log, client or ClientFacts(), deadline_expired)
     order = [Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.FACT]
-    return tuple(sorted(case.findings(), key=lambda one: (order.index(one.verdict), one.line or 0)))
+    return tuple(sorted(case.findings(), key=lambda one: (order.index(one.verdict), one.line or math.inf)))
 
 
 def overall(findings: Iterable[Finding]) -> Verdict:
@@ -154,14 +155,31 @@ class _Case:
         if stopped:
             first = stopped[0]
             yield self._of(
-                _C.ERROR_AFTER_REQUESTED_STOP, Verdict.PASS, first, f"{_times(stopped)} after the requested stop: {first.message}"
+                _C.ERROR_AFTER_REQUESTED_STOP,
+                Verdict.PASS,
+                first,
+                f"{_times(stopped)} after the requested stop: {first.message}",
             )
         live = tuple(error for error in self.facts.errors if self._phase(error) is not Phase.STOPPING)
+        refused = bool(self.facts.http_class(4))
+        # The API server logs a refused request as an exception; the answer tells that it was refused.
+        live = tuple(error for error in live if not (refused and error.kind is _K.REQUEST_EXCEPTION))
+        survived = [error for error in live if self._survived(error)]
+        live = tuple(error for error in live if error not in survived)
+        if survived:
+            raised = any(error.kind is not _K.OTHER for error in survived)
+            verdict = Verdict.INCONCLUSIVE if raised else Verdict.FACT
+            yield self._of(_C.ERROR_BEFORE_READY, verdict, survived[0], survived[0].message)
         yield from self._plugins(live)
         yield from self._client_errors(live)
         cause = first_cause(live)
         if cause is not None:
             yield self._cause(cause, live)
+
+    def _survived(self, error: ErrorRecord) -> bool:
+        """Whether the server became ready in spite of an error of unknown meaning, such as a plugin's."""
+        starting = self._phase(error) is Phase.START and self.facts.ready is Readiness.YES
+        return starting and error.kind in (_K.OTHER, _K.EXCEPTION, _K.IMPORT)
 
     def _phase(self, error: ErrorRecord) -> Phase:
         stop = self.stop_requested_at
@@ -223,7 +241,9 @@ class _Case:
             return
         first = next((error for error in live if error.kind in (_K.CONTEXT_LENGTH, _K.CLIENT_REQUEST)), None)
         detail = f"{refused} answers with 4xx, {count} client errors logged"
-        yield Finding(_C.CLIENT_ERROR_ONLY, Phase.SERVE, Side.CLIENT, Verdict.PASS, first.source if first else None, detail)
+        yield Finding(
+            _C.CLIENT_ERROR_ONLY, Phase.SERVE, Side.CLIENT, Verdict.PASS, first.source if first else None, detail
+        )
 
     # outside the log
 
@@ -246,15 +266,27 @@ class _Case:
             source = lines.stall_start if lines else None
             yield Finding(_C.STALL_ZERO_THROUGHPUT, Phase.SERVE, Side.ENGINE, Verdict.FAIL, source, detail)
         elif lines is not None and lines.longest_stall >= STALL_LINES:
-            hung = bool(lines.last) and lines.last[-1].value.stalled
+            hung = lines.open_stall >= STALL_LINES
             failed = any(error.kind in _STALL_KINDS for error in self.facts.errors)
             detail = f"{lines.longest_stall} statistics lines in a row with running requests and no token"
             verdict = Verdict.FAIL if hung or failed else Verdict.INCONCLUSIVE
             yield Finding(_C.STALL_ZERO_THROUGHPUT, Phase.SERVE, Side.ENGINE, verdict, lines.stall_start, detail)
+        elif self._ends_busy():
+            beats = self.facts.heartbeats
+            detail = "the log ends in reports of a busy worker with nothing between them"
+            source = beats.last if beats else None
+            yield Finding(_C.STALL_ZERO_THROUGHPUT, Phase.SERVE, Side.ENGINE, Verdict.INCONCLUSIVE, source, detail)
+
+    def _ends_busy(self) -> bool:
+        """Whether a server that was ready ends with reports of a busy worker and no progress."""
+        beats = self.facts.heartbeats
+        return self.facts.ready is Readiness.YES and beats is not None and beats.trailing >= STALL_LINES
 
     def _client_side(self) -> Iterator[Finding]:
         client = self.client
-        answers = client.answers_5xx if client.answers_5xx is not None else self.facts.http_class(5)
+        late = sum(count for status, count in self.facts.http_after_stop.items() if status // 100 == 5)
+        logged = (self.facts.http_class(5) or 0) - late
+        answers = client.answers_5xx if client.answers_5xx is not None else logged
         for count, code, side, text in (
             (answers, _C.SERVER_ERRORS, Side.ENGINE, "answers with 5xx"),
             (client.unfinished_streams, _C.STREAM_UNFINISHED, Side.ENGINE, "streams without a finish reason"),
@@ -273,7 +305,12 @@ class _Case:
             verdict = Verdict.FAIL if bad else Verdict.INCONCLUSIVE
             cause = f": {boot.error.message}" if boot.error else ""
             yield Finding(
-                _C.ENGINE_RESTARTED, None, Side.ENGINE, verdict, boot.start, f"an earlier start, ready: {boot.ready}{cause}"
+                _C.ENGINE_RESTARTED,
+                None,
+                Side.ENGINE,
+                verdict,
+                boot.start,
+                f"an earlier start, ready: {boot.ready}{cause}",
             )
         if failed:
             return
@@ -305,6 +342,8 @@ class _Case:
             yield self._end(_C.JIT_IN_PROGRESS, Verdict.FACT, jit.last, detail)
 
     def _last_words(self) -> str:
+        if self.facts.empty:
+            return "no line of a vLLM engine"
         bar = self.facts.end.open_bar
         if bar is not None:
             return f"last progress: {bar.value.label} {bar.value.done}/{bar.value.total}"
@@ -323,7 +362,9 @@ class _Case:
                 detail = f"capture took {finished.value.gib} GiB: graph memory is unknown"
                 yield self._capture(_C.GRAPH_MEMORY_NEGATIVE, Verdict.PASS, finished, detail)
         if _graphs_off(facts):
-            yield Finding(_C.CAPTURE_NOT_APPLICABLE, Phase.START, Side.ENGINE, Verdict.FACT, None, "graphs are switched off")
+            yield Finding(
+                _C.CAPTURE_NOT_APPLICABLE, Phase.START, Side.ENGINE, Verdict.FACT, None, "graphs are switched off"
+            )
         elif facts.captures:
             yield from self._bars()
         elif facts.version is not None or facts.kv_tokens is not None or facts.capture_finished:
@@ -342,7 +383,12 @@ class _Case:
             yield self._capture(_C.CAPTURE_CONFIGURED_ONLY, Verdict.INCONCLUSIVE, counts, detail)
         else:
             yield Finding(
-                _C.CAPTURE_BARS_ABSENT, Phase.START, Side.ENGINE, Verdict.INCONCLUSIVE, None, "no capture bar: counts are unknown"
+                _C.CAPTURE_BARS_ABSENT,
+                Phase.START,
+                Side.ENGINE,
+                Verdict.INCONCLUSIVE,
+                None,
+                "no capture bar: counts are unknown",
             )
 
     def _bars(self) -> Iterator[Finding]:
@@ -370,7 +416,9 @@ class _Case:
         facts = self.facts
         behind = [fact for fact in last if fact.value.after_finished]
         if behind:
-            yield self._capture(_C.STDERR_REORDERED, Verdict.PASS, behind[0], "bars stand behind the records that close them")
+            yield self._capture(
+                _C.STDERR_REORDERED, Verdict.PASS, behind[0], "bars stand behind the records that close them"
+            )
         totals = {fact.value.kind: fact.value.total for fact in last if fact.value.role == "target"}
         if len(set(totals.values())) > 1:
             yield self._capture(_C.CAPTURE_SETS_DIFFER_BY_KIND, Verdict.PASS, last[0], _counts(last))
@@ -388,7 +436,11 @@ class _Case:
             return
         mode = facts.configured_mode.value if facts.configured_mode else ""
         oracle = expected_sets(
-            runner=Runner.V1, mode=mode, sizes=sizes.value, max_num_seqs=max(sizes.value, default=1), spec_tokens=tokens.value
+            runner=Runner.V1,
+            mode=mode,
+            sizes=sizes.value,
+            max_num_seqs=max(sizes.value, default=1),
+            spec_tokens=tokens.value,
         )
         configured, captured = len(sizes.value), piecewise.value.total
         if not isinstance(oracle, Unknown) and captured == len(oracle.piecewise) != configured:
@@ -404,9 +456,7 @@ class _Case:
         elif labelled is Runner.V1 and _release(facts) >= _FIRST_V2:
             yield self._capture(_C.LABEL_FOLLOWS_RUNNER, Verdict.PASS, first, f"V1 labels in version {_version(facts)}")
 
-    def _capture(
-        self, code: EvidenceCode, verdict: Verdict, fact: Fact[_AnyFact], detail: str
-    ) -> Finding:
+    def _capture(self, code: EvidenceCode, verdict: Verdict, fact: Fact[_AnyFact], detail: str) -> Finding:
         return Finding(code, Phase.START, Side.ENGINE, verdict, fact.source, detail, fact.rank)
 
     # ranks and memory
@@ -418,7 +468,7 @@ class _Case:
             if missing:
                 yield Finding(
                     _C.RANK_MISSING, Phase.START, Side.ENGINE, Verdict.INCONCLUSIVE, facts.world_size.source,
-                    f"no world_size line of rank {', '.join(map(str, missing))} of {facts.world_size.value}",
+                    f"no world_size line of rank {_some(missing)} of {facts.world_size.value}",
                 )  # fmt: skip
         yield from self._unequal_capture()
         yield from _unequal("graph memory estimate", facts.graph_estimate)
@@ -431,16 +481,22 @@ class _Case:
         facts = self.facts
         if _runner(facts) is not Runner.V2 or facts.world_size is None or not facts.finished_ranks():
             return
-        missing = sorted(set(range(facts.world_size.value)) - {rank for rank in facts.finished_ranks() if rank is not None})
+        missing = sorted(
+            set(range(facts.world_size.value)) - {rank for rank in facts.finished_ranks() if rank is not None}
+        )
         if missing and len(facts.ranks) >= facts.world_size.value:
-            detail = f"capture ended on some ranks, not on rank {', '.join(map(str, missing))}"
+            detail = f"capture ended on some ranks, not on rank {_some(missing)}"
             yield Finding(_C.RANKS_DISAGREE, Phase.START, Side.ENGINE, Verdict.INCONCLUSIVE, None, detail)
 
     def _memory(self) -> Iterator[Finding]:
         facts = self.facts
         over = [fact for fact in facts.pool if fact.value.actual_gib > fact.value.estimated_gib]
         estimates = [fact.value for fact in facts.graph_estimate]
-        taken = [fact for fact in facts.capture_finished if fact.value.memory_known and fact.capture_pass is CapturePass.FINAL]
+        taken = [
+            fact
+            for fact in facts.capture_finished
+            if fact.value.memory_known and fact.capture_pass is CapturePass.FINAL
+        ]
         if over:
             value = over[0].value
             detail = f"{value.actual_gib} GiB taken, {value.estimated_gib} GiB estimated"
@@ -500,6 +556,11 @@ _SIGNALS = {-6: "SIGABRT", -9: "SIGKILL", -11: "SIGSEGV", -15: "SIGTERM", -7: "S
 
 def _lines(text: str | None, *marks: str) -> list[str]:
     return [line.strip() for line in (text or "").splitlines() if any(mark in line for mark in marks)]
+
+
+def _some(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown
 
 
 def _times(errors: list[ErrorRecord]) -> str:

@@ -65,12 +65,9 @@ def plan(seed: int) -> Iterator[Planned]:
         yield Planned(f"{subject}-stream", subject, COMPLETIONS, prompt, stream=True, seed=number)
     for number, question in enumerate(QUESTIONS, 1):
         messages = {"messages": [{"role": "user", "content": question}]}
-        yield Planned(f"chat-{number}", f"chat-{number}", CHAT, messages)
-        yield Planned(f"chat-{number}-stream", f"chat-{number}", CHAT, messages, stream=True)
-        yield Planned(f"chat-sampled-{number}", f"chat-sampled-{number}", CHAT, messages, seed=number)
-        yield Planned(
-            f"chat-sampled-{number}-stream", f"chat-sampled-{number}", CHAT, messages, stream=True, seed=number
-        )
+        for subject, drawn in ((f"chat-{number}", None), (f"chat-sampled-{number}", number)):
+            yield Planned(subject, subject, CHAT, messages, seed=drawn)
+            yield Planned(f"{subject}-stream", subject, CHAT, messages, stream=True, seed=drawn)
 
 
 def collect(session: Session) -> None:

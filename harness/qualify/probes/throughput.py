@@ -28,7 +28,7 @@ COARSE_SAMPLE_SECONDS = 1.0
 FINE_SAMPLE_SECONDS = 0.25
 COARSE_FROM_SECONDS = 60.0
 """A window shorter than this is sampled finely, so that it still holds enough samples for ten batches."""
-CEILING_SECONDS = 0.4
+CEILING_SECONDS = 0.2
 CEILING_TOKENS = 256
 WARMUP_SHARE = 8
 """Warm-up answers are this many times shorter than those of the load."""
@@ -75,7 +75,11 @@ def _cell(session: Session, concurrency: int, limit: ceiling.Ceiling) -> Cell:
             ended = clock()
             session.progress(f"concurrency {concurrency}: requests in flight end")
             turns = loop.finish()
-        idle_after = scraper.keep_idle_page(concurrency, "after") if scraper.failure is None else False
+        try:
+            idle_after = scraper.keep_idle_page(concurrency, "after")
+        except TargetError as error:  # the cell is kept: it says how the engine went
+            idle_after = False
+            scraper.failure = scraper.failure or str(error)
     return Cell(
         concurrency=concurrency,
         window_began=round(began, 6),
@@ -105,21 +109,24 @@ class _Scraper:
         self._http.close()
 
     def window(self, began: float, seconds: float, loop: ClosedLoop, label: str) -> tuple[Sample, ...]:
-        """Samples from `began` for `seconds`; fewer if a slot or a scrape fails."""
+        """Samples from `began` for `seconds`; fewer if a slot or a scrape fails.
+
+        A sample that comes late drops those that were due meanwhile, so that samples never bunch.
+        """
         samples: list[Sample] = []
-        last = round(seconds / self.spacing)
-        for step in range(last + 1):
-            if self._clock() > began + (step + 1) * self.spacing:
-                continue
-            time.sleep(max(0.0, began + step * self.spacing - self._clock()))
-            if loop.failure() is not None:
-                break
+        due = 0.0
+        while loop.failure() is None:
+            time.sleep(max(0.0, began + due - self._clock()))
             try:
                 samples.append(self._sample())
             except TargetError as error:
                 self.failure = str(error)
                 break
-            self._session.progress(f"{label}: {step * self.spacing:.0f} of {seconds:.0f} s")
+            if due >= seconds:
+                break
+            passed = self._clock() - began
+            self._session.progress(f"{label}: {min(passed, seconds):.0f} of {seconds:.0f} s")
+            due = min(seconds, self.spacing * (int(passed / self.spacing) + 1))
         return tuple(samples)
 
     def keep_idle_page(self, concurrency: int, moment: str) -> bool:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from qualify.claims.model import Claim
+from qualify.claims.pins import model_digest
 from qualify.evidence import Evidence, FolderSource, Source, write_atomically
 from qualify.profiles import Profile
 from qualify.receipt import caveats, manifest, verdict
@@ -19,7 +19,6 @@ from qualify.receipt.model import (
     MANIFEST,
     PREDICATE_TYPE,
     PROFILE,
-    REPORT,
     SCHEMA_VERSION,
     STATEMENT,
     BootSummary,
@@ -50,7 +49,7 @@ DECISIVE = frozenset({*ENGINES, "vllm-qout", "torch", "triton", "transformers", 
 
 
 def derive_claims(source: Source, profile: Profile) -> tuple[Claim, ...]:
-    """`qualify.claims.derive`, imported when it is needed, so that a reader of receipts starts quickly."""
+    """`qualify.claims.derive.derive`, imported when it is needed, so that a reader of receipts starts quickly."""
     from qualify.claims.derive import derive
 
     return derive(source, profile)
@@ -61,16 +60,16 @@ def build(bundle: Path, profile: Profile, *, derive: Derive = derive_claims) -> 
 
     Private data in the evidence is replaced first. Raises EvidenceError if no receipt can be written.
     """
-    from qualify.report.html import render_html
+    from qualify.report.html import write_report
 
     checkout = Path(__file__).parents[3]
-    scrub_folder(bundle / EVIDENCE, {"bundle": bundle.absolute(), "cwd": Path.cwd(), "checkout": checkout})
+    scrub_folder(bundle / EVIDENCE, {"bundle": bundle.absolute(), "checkout": checkout, "cwd": Path.cwd()})
     write_atomically(bundle / PROFILE, profile.model_dump_json().encode())
     source = FolderSource(bundle / EVIDENCE)
     claims = derive(source, profile)
     draft = assemble(source, profile, claims, _reference(bundle))
     # The report shows nothing of the manifest, so that the manifest can list the report.
-    write_atomically(bundle / REPORT, render_html(draft, bundle).encode())
+    write_report(bundle, draft)
     receipt = assemble(source, profile, claims, _reference(bundle))
     statement = canonical(receipt)
     parse(statement, STATEMENT)
@@ -175,12 +174,11 @@ def _engine(environment: EngineEnvironment | None) -> Engine | None:
 def _model(files: ModelFiles | None) -> Model | None:
     if files is None:
         return None
-    listing = [file.model_dump(mode="json") for file in sorted(files.files, key=lambda file: file.path)]
     return Model(
         name=files.name,
         recipe=files.recipe,
         seed=files.seed,
-        digest=Digest(sha256=hashlib.sha256(canonical(listing)).hexdigest()),
+        digest=Digest(sha256=model_digest(files)),
         file_count=len(files.files),
         total_bytes=sum(file.size for file in files.files),
     )

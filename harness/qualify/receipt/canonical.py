@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any, NoReturn
 
 import rfc8785
@@ -51,8 +52,8 @@ def parse(content: bytes, label: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            keys = [key for key, _ in pairs]
-            refuse(f"has the key {next(key for key in keys if keys.count(key) > 1)[:60]!a} twice")
+            twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            refuse(f"has the key {twice[:60]!a} twice")
         return found
 
     try:

@@ -191,6 +191,8 @@ def _figures(left: Claim, right: Claim, comparable: bool) -> Iterator[FigureChan
 def _figure(claim: ClaimId, left: Estimate, right: Estimate, comparable: bool) -> FigureChange:
     bounds = ratio_interval(left, right) if comparable else None
     change, reason = _judge(bounds, left.unit) if comparable else (Change.INCOMPARABLE, "profile, model or host differ")
+    if left == right:
+        change, reason = Change.SAME, ""
     low, high = bounds or (None, None)
     return FigureChange(
         claim=claim,

@@ -50,7 +50,7 @@ RULES = (
     # Shapes of well-known services: Hugging Face, OpenAI and alike, GitHub, AWS, JSON web tokens.
     Rule(
         "secret",
-        re.compile(rb"\b(?:hf_\w{20,}|sk-[\w-]{20,}|gh[opsur]_\w{30,}|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,}\.eyJ[\w.-]+)"),
+        re.compile(rb"\b(?:hf_\w{20,}|sk-[\w-]{20,}|gh[opsur]_\w{30,}|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,4000}\.eyJ[\w.-]+)"),
     ),
     Rule("secret", re.compile(rb"(?P<keep>\b[Bb]earer\s+)[\w.~+/-]{16,}=*")),
     Rule(
@@ -77,19 +77,34 @@ RULES = (
 
 def local_rules(folders: dict[str, Path]) -> tuple[Rule, ...]:
     """What only this machine knows: the given folders by placeholder, the home, this host's name and addresses."""
-    paths = {**folders, "python": Path(sys.prefix), "home": Path.home()}
+    paths = {**folders, "python": Path(sys.prefix), "home": Path(os.path.expanduser("~"))}  # noqa: PTH111
     # The longest first, so that a folder inside another keeps its own placeholder.
     by_length = sorted(paths.items(), key=lambda pair: len(str(pair[1])), reverse=True)
-    rules = [Rule(name, _literal(str(path))) for name, path in by_length if len(path.parts) > 1]
-    rules += [Rule("address", _literal(address)) for address in _addresses()]
-    names = {socket.gethostname(), socket.getfqdn(), os.environ.get("HOSTNAME", "")}
-    rules += [Rule("host", _literal(name)) for name in sorted(names) if _identifies(name)]
-    rules.append(Rule("home", re.compile(rb"(?<=torchinductor_)" + re.escape(getpass.getuser().encode()) + rb"\b")))
+    rules = [Rule(name, _folder(path)) for name, path in by_length if len(path.parts) > 1]
+    rules += [Rule("address", _word(address)) for address in _addresses()]
+    names = {socket.gethostname(), os.environ.get("HOSTNAME", "")}
+    rules += [Rule("host", _word(name)) for name in sorted(names) if _identifies(name)]
+    if user := _user():
+        rules.append(Rule("user", re.compile(rb"(?<=torchinductor_)" + re.escape(user.encode()) + rb"\b")))
     return tuple(rules)
 
 
-def _literal(text: str) -> re.Pattern[bytes]:
+def _folder(path: Path) -> re.Pattern[bytes]:
+    """A deep path is its own wherever it stands (-I/a/b); a short one such as /root may end another path."""
+    before = rb"" if len(path.parts) > 2 else _BEFORE
+    return re.compile(before + re.escape(str(path).encode()) + _AFTER)
+
+
+def _word(text: str) -> re.Pattern[bytes]:
     return re.compile(rb"(?<![\w.-])" + re.escape(text.encode()) + _AFTER)
+
+
+def _user() -> str | None:
+    """None for a user id without a name, as containers have."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None
 
 
 def _addresses() -> list[str]:

@@ -22,7 +22,7 @@ def result(claims: tuple[Claim, ...], run: Run) -> tuple[Result, tuple[ResultRea
     that did not complete, gives INVALID; else an optional claim that did not pass, or a harness that is not a clean
     revision, gives WARNED. A claim that the profile does not name has no say.
     """
-    open_claims = [claim for claim in claims if claim.status is not Status.PASSED and _in_profile(claim)]
+    open_claims = [claim for claim in claims if claim.status is not Status.PASSED and in_profile(claim)]
     required = [claim for claim in open_claims if claim.required]
     reasons = [ResultReason(claim=claim.id, reason_code=code) for claim in open_claims for code in claim.reason_codes]
     if run.outcome in ENDED_EARLY:
@@ -36,7 +36,8 @@ def result(claims: tuple[Claim, ...], run: Run) -> tuple[Result, tuple[ResultRea
     return (Result.WARNED if reasons else Result.PASSED), tuple(reasons)
 
 
-def _in_profile(claim: Claim) -> bool:
+def in_profile(claim: Claim) -> bool:
+    """Whether the profile names the claim, as required or as optional."""
     return claim.reason_codes != (ReasonCode.NOT_IN_PROFILE,)
 
 

@@ -16,7 +16,11 @@ Nothing that a folder holds may end a review otherwise than by a failed step.
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
+import io
+import zlib
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -45,8 +49,11 @@ from qualify.receipt.model import (
 )
 from qualify.receipt.redact import scan
 
-MAX_STATEMENT = 1 << 25
-"""Bytes; a receipt of ours is well below one MiB."""
+MAX_BYTES = {STATEMENT: 1 << 23, MANIFEST: 1 << 23, PROFILE: 1 << 20}
+"""Of the files that are parsed before anything is known about them; ours are well below one MiB."""
+
+MAX_EXPANDED = 1 << 30
+"""Bytes that the compressed files of a folder may expand to, all together."""
 
 
 class StepStatus(StrEnum):
@@ -176,15 +183,30 @@ def _one_line(text: str, limit: int = 300) -> str:
 
 
 def _read(material: _Material) -> Outcome:
-    statement = material.folder / STATEMENT
-    if not statement.is_file():
+    if not (material.folder / STATEMENT).is_file():
         raise EvidenceError(f"no {STATEMENT}: not a receipt folder, or its run ended before the receipt was written")
-    size = statement.stat().st_size
-    if size > MAX_STATEMENT:
-        raise EvidenceError(f"{STATEMENT} has {size} bytes, more than the limit of {MAX_STATEMENT}")
+    for name, limit in MAX_BYTES.items():
+        path = material.folder / name
+        size = path.stat().st_size if path.is_file() else 0
+        if size > limit:
+            raise EvidenceError(f"{name} has {size} bytes, more than the limit of {limit}")
     files = manifest.read_folder(material.folder)
+    expanded = 0
+    for name, content in files.items():
+        expanded += _expanded_size(content, MAX_EXPANDED - expanded) if name.endswith(".gz") else 0
+        if expanded > MAX_EXPANDED:
+            raise EvidenceError(f"compressed files expand to more than {MAX_EXPANDED >> 20} MiB, reached at {name}")
     total = sum(len(content) for content in files.values())
     return material._replace(files=files), f"{len(files)} files, {total} bytes"
+
+
+def _expanded_size(content: bytes, limit: int) -> int:
+    """Bytes of a gzip file's content, counted to just above `limit`. What is not gzip is for its reader to refuse."""
+    size = 0
+    with contextlib.suppress(OSError, EOFError, zlib.error), gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        while size <= limit and (block := file.read(1 << 20)):
+            size += len(block)
+    return size
 
 
 def _manifest(material: _Material) -> Outcome:
@@ -294,7 +316,7 @@ def _identities(material: _Material) -> Outcome:
     broken, checked = broken_identity(_established(material.rebuilt).predicate)
     if broken is not None:
         raise EvidenceError(broken)
-    return material, f"{checked} hold"
+    return material, f"{checked} identities hold"
 
 
 def _redaction(material: _Material) -> Outcome:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from qualify.claims.model import Claim, ClaimId, Estimate, Status
 from qualify.receipt.model import Caveat, Identity, Qualification, Receipt, Result
+from qualify.receipt.verdict import in_profile
 from qualify.receipt.verify import Review, StepStatus
 from qualify.report.terminal import paint, printable, wants_colour
 
@@ -73,13 +75,13 @@ def _because(predicate: Qualification) -> str:
 
 def _claim(claim: Claim, colour: bool) -> list[str]:
     status = paint(f"{claim.status:<12}", STATUS_STYLE.get(claim.status, "yellow"), colour)
-    kind = "required" if claim.required else "optional"
-    if claim.status is Status.NOT_RUN and not claim.required:
-        kind = ""
+    kind = "required" if claim.required else "optional" if in_profile(claim) else ""
     codes = f" [{', '.join(claim.reason_codes)}]" if claim.reason_codes else ""
     first, *more = _wrap(claim.summary + codes, " " * 44) or [""]
     lines = [f"{claim.id:<21} {status} {kind:<9}{first.lstrip()}", *more]
-    lines += [f"{'':<35}{figure(estimate)}" for estimate in claim.estimates]
+    for scope, estimates in figures_by_scope(claim.estimates).items():
+        text = ", ".join(f"{label(estimate)} {figure(estimate)}" for estimate in estimates)
+        lines += _wrap(f"{scope}: {text}" if scope else text, " " * 35)
     unmet = [check for check in claim.checks if check.status is not Status.PASSED]
     for check in unmet[:MAX_CHECKS_SHOWN]:
         where = f" at {check.where}" if check.where else ""
@@ -95,15 +97,26 @@ def caveat_line(caveat: Caveat) -> str:
     return f"note: {caveat.text}{affected}"
 
 
+def figures_by_scope(estimates: tuple[Estimate, ...]) -> dict[str, list[Estimate]]:
+    """The figures of one scope belong together: tokens a second mean nothing without steps and acceptance."""
+    scopes: dict[str, list[Estimate]] = {}
+    for estimate in estimates:
+        scopes.setdefault(estimate.scope, []).append(estimate)
+    return scopes
+
+
 def figure(estimate: Estimate) -> str:
-    """The figure with no more digits than its interval supports, e.g. 103.4 ± 1.8 {token}/s (concurrency 1)."""
-    scope = f" ({printable(estimate.scope)})" if estimate.scope else ""
-    name, unit = printable(estimate.name), printable(estimate.unit)
+    """Point and interval, with no more digits than the interval supports, e.g. 103.4 [101.6, 105.2]."""
     if estimate.low is None or estimate.high is None:
-        return f"{name} {estimate.point:.3g} {unit}{scope}, no interval: {estimate.reason or 'not given'}"
+        return f"{estimate.point:.3g} (no interval: {estimate.reason or 'not given'})"
     digits = decimals((estimate.high - estimate.low) / 2)
     low, point, high = (f"{value:.{digits}f}" for value in (estimate.low, estimate.point, estimate.high))
-    return f"{name} {point} [{low}, {high}] {unit}{scope}"
+    return f"{point} [{low}, {high}]"
+
+
+def label(estimate: Estimate) -> str:
+    """The figure's name in words, e.g. output tokens per second."""
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: f" {match[1].lower()}", printable(estimate.name))
 
 
 def decimals(half_width: float) -> int:

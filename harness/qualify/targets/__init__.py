@@ -23,8 +23,8 @@ class Launch:
     profile: Profile
     boot: Boot
     index: int
-    model: Path
-    """The model directory."""
+    model: Path | None
+    """The model directory; None where the target serves its own."""
     work: Path
     """Scratch folder of the whole run: cache storage, sockets. Removed by the caller after the run."""
     evidence: EvidenceWriter
@@ -57,6 +57,13 @@ class Target(Protocol):
 
     def environment(self) -> EngineEnvironment | None:
         """What is installed in the engine; None if that cannot be seen from outside."""
+        ...
+
+    def contract(self) -> bytes | None:
+        """The JSON report of `vllm_qout.contract`, run in the engine's environment; None if the target cannot.
+
+        Raises TargetError if the suite could not run; a suite with failed cases is evidence, not an error.
+        """
         ...
 
     def boot(self, launch: Launch) -> Running:

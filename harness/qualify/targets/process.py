@@ -128,10 +128,9 @@ class Supervised:
 
     def _ended(self) -> Ended:
         done = self._done or {}
-        if self._killed:
-            outcome = BootOutcome.KILLED
-        else:
-            outcome = BootOutcome.STOPPED if self._asked else BootOutcome.DIED
+        outcome = BootOutcome.DIED
+        if self._asked:
+            outcome = BootOutcome.KILLED if self._killed else BootOutcome.STOPPED
         leftovers = (
             *(f"process {name}" for name in _strings(done, "killed") if not self._killed),
             *(f"shared memory {name}" for name in _strings(done, "removed")),
@@ -202,25 +201,19 @@ def last_lines(log: Path, count: int) -> tuple[str, ...]:
     return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-count:]
 
 
-PREFIX = re.compile(r"^(\([^)]*pid=(?P<pid>\d+)\) )?((ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
-EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*\.)?[A-Z]\w*(Error|Exception|Exit|Interrupt|NotFound|Refused): ?\S")
+EXCEPTION = re.compile(r"(^|[\])] )([A-Za-z_][\w.]*\.)?[A-Z]\w*(Error|Exception|Interrupt|NotFound|Refused): ?\S")
 SECONDARY = ("Engine core initialization failed", "WorkerProc initialization failed", "Executor failed")
-NOISE = ("nanobind", " - leaked", " - ...", "resource_tracker", "warnings.warn", "See https://nanobind", "^^^", "~~~")
+EXIT_NOISE = ("nanobind", " - leaked", " - ...", "resource_tracker", "warnings.warn", "WARNING ")
 
 
-def last_words(log: Path, count: int = 6) -> tuple[str, ...]:
-    """Why a process ended, in its own words: the exception of the first process of it that failed, without the
-    exceptions that only pass that on; without any, the last lines that are not exit noise."""
-    lines = last_lines(log, 2000)
-    bare = [PREFIX.sub("", line) for line in lines]
-    causes = [i for i, text in enumerate(bare) if EXCEPTION.match(text) and not any(s in text for s in SECONDARY)]
-    if not causes:
-        return tuple(line for line in lines if not any(noise in line for noise in NOISE))[-count:]
-    first_pid = _pid(lines[causes[0]])
-    cause = max((i for i in causes if _pid(lines[i]) == first_pid and i < causes[0] + 200), default=causes[0])
-    return lines[max(0, cause - 2) : cause + 1] + lines[cause + 1 :][: max(0, count - 3)]
+def last_words(log: Path) -> tuple[str, ...]:
+    """Why a process ended, in its own words: up to 6 lines of the last 64 KiB of its log.
 
-
-def _pid(line: str) -> str | None:
-    match = PREFIX.match(line)
-    return match["pid"] if match else None
+    The first exception is the innermost one, and that of the process that failed first: those who only pass it on
+    print later. Without an exception the last lines that are not noise.
+    """
+    lines = [line for line in last_lines(log, 2000) if not any(noise in line for noise in EXIT_NOISE)]
+    for at, line in enumerate(lines):
+        if EXCEPTION.search(line) and not any(text in line for text in SECONDARY):
+            return (*lines[max(0, at - 2) : at + 1], *lines[at + 1 :][-3:])
+    return tuple(lines[-6:])

@@ -51,11 +51,9 @@ def die_with_parent() -> None:
 def parents() -> dict[int, int]:
     """Parent of every process, by pid."""
     found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                stat = Path(f"/proc/{entry}/stat").read_text()
-                found[int(entry)] = int(stat.rpartition(")")[2].split()[1])
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     return found
 
 
@@ -81,7 +79,7 @@ def describe(pid: int) -> str:
 
 def segments() -> set[str]:
     try:
-        return set(os.listdir(SHM))
+        return {path.name for path in SHM.iterdir()}
     except OSError:
         return set()
 
@@ -92,9 +90,9 @@ def opened_segments(pid: int) -> set[str]:
     with contextlib.suppress(OSError):
         found.update(re.findall(r" /dev/shm/([^\n]+)", Path(f"/proc/{pid}/maps").read_text()))
     with contextlib.suppress(OSError):
-        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                target = str(descriptor.readlink())
                 if target.startswith("/dev/shm/"):
                     found.add(target.removeprefix("/dev/shm/"))
     return found
@@ -146,30 +144,32 @@ class Supervisor:
 
     def run(self) -> None:
         try:
-            with open(self.config["log"], "ab") as log:
-                self.child = subprocess.Popen(
+            with Path(self.config["log"]).open("ab") as log:
+                # Kept: a Popen that is collected reaps its process, and the exit status is lost.
+                self.popen = subprocess.Popen(
                     self.config["argv"],
                     cwd=self.config["cwd"],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=die_with_parent,
-                ).pid
+                    preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has one thread)
+                )
         except OSError as error:
             self.report(event="done", error=f"{error.filename or self.config['argv'][0]}: {error.strerror}")
             return
+        self.child = self.popen.pid
         self.report(event="started", pid=self.child)
-        killed = self.watch()
-        killed += self.kill_tree()
+        self.watch()
+        killed = self.kill_tree()
         survivors = [describe(pid) for pid in descendants()]
         removed = self.segments.remove()
         if self.config["scratch"]:
             shutil.rmtree(self.config["scratch"], ignore_errors=True)
         self.report(event="done", killed=killed, removed=removed, survivors=survivors)
 
-    def watch(self) -> list[str]:
-        """Until the tree has ended or must be killed; returns nothing but the names that `kill_tree` will not see."""
+    def watch(self) -> None:
+        """Until the tree has ended, has used up its grace, or must be killed."""
         deadline: float | None = None
         while True:
             self.reap()
@@ -177,9 +177,9 @@ class Supervisor:
             if self.exit_status is not None:
                 deadline = deadline or time.monotonic() + GRACE_SECONDS
                 if not descendants() or time.monotonic() > deadline:
-                    return []
+                    return
             if self.must_kill():
-                return [describe(self.child)] if self.exit_status is None else []
+                return
 
     def must_kill(self) -> bool:
         """Wait for a tick or a command. The parent's pid is checked too: a forked copy may hold the pipe open."""

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command lines and environments of vLLM and of the LMCache server, as pure functions of profile and boot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qualify.errors import PreflightError
+from qualify.profiles import Boot, Profile, Storage
+
+LOOPBACK = "127.0.0.1"
+
+EXTENSION = "qualify.inside.worker.Worker"
+
+EXTENSION_PATH = "{work}/extension"
+"""The folder that holds the worker extension and nothing else, as evidence names it."""
+
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
+"""All that a started process gets of the user's environment: what can change the engine is set by the profile."""
+
+QUIET = {
+    # Nothing leaves the machine, and nothing is looked up elsewhere.
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "LMCACHE_TRACK_USAGE": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    # Prefix-cache hashes must be the same in every process and boot.
+    "PYTHONHASHSEED": "0",
+    # No bytecode is written into the environment, whose files are compared with what their packages recorded.
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where one boot runs. Paths are relative to the working directory, so that logs and cache keys hold no path
+    of the machine."""
+
+    python: str
+    model: str
+    port: int
+    cache_port: int
+    cache_http_port: int
+    storage: str
+    extension_path: str
+    """Folder for PYTHONPATH that holds the package `qualify` and nothing else."""
+    scratch: str
+    """Folder for temporary files and sockets; short, since a socket's path may have 107 bytes."""
+    cpus: tuple[int, ...]
+    """CPUs that this process may use."""
+
+
+@dataclass(frozen=True)
+class Command:
+    role: str
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    """What is set beside the inherited variables."""
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: environment[name] for name in INHERITED if name in environment}
+
+
+def code_variables(profile: Profile) -> dict[str, str]:
+    """PYTHONPATH and LD_PRELOAD as an engine process gets them: both change which code runs."""
+    promised = {"PYTHONPATH": EXTENSION_PATH, **profile.engine.environment}
+    return {name: promised[name] for name in ("PYTHONPATH", "LD_PRELOAD") if name in promised}
+
+
+def omp_threads_bind(cpus: Sequence[int], ranks: int) -> str:
+    """VLLM_CPU_OMP_THREADS_BIND: one core for each rank, e.g. `0|1`. Raises PreflightError if there are too few."""
+    if len(cpus) < ranks:
+        raise PreflightError(
+            f"{ranks} ranks need {ranks} CPU cores, this process may use {len(cpus)}",
+            remedy="run on a machine with more cores, or widen the CPU affinity",
+        )
+    return "|".join(str(cpu) for cpu in sorted(cpus)[:ranks])
+
+
+def engine(profile: Profile, boot: Boot, places: Places) -> Command:
+    """`vllm serve` on loopback with the worker extension and the endpoints that reach it."""
+    settings = profile.engine
+    argv = [places.python, "-m", "vllm.entrypoints.cli.main", "serve", places.model]
+    argv += ["--served-model-name", places.model, "--host", LOOPBACK, "--port", str(places.port)]
+    argv += ["--tensor-parallel-size", str(settings.tensor_parallel), "--distributed-executor-backend", "mp"]
+    argv += ["--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)]
+    argv += ["--max-num-seqs", str(settings.max_num_seqs)]
+    argv += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
+    argv += ["--worker-extension-cls", EXTENSION]
+    if boot.speculation:
+        argv += ["--speculative-config", json.dumps(speculative_config(profile), sort_keys=True)]
+    if boot.cache is not Storage.NONE:
+        argv += ["--kv-transfer-config", json.dumps(kv_transfer_config(places.cache_port), sort_keys=True)]
+    environment = {
+        **QUIET,
+        "PYTHONPATH": places.extension_path,
+        "TMPDIR": places.scratch,
+        "VLLM_RPC_BASE_PATH": places.scratch,
+        # Opens /collective_rpc and /reset_prefix_cache; harmless on loopback.
+        "VLLM_SERVER_DEV_MODE": "1",
+    }
+    if settings.kind == "cpu":
+        # Without it two ranks on one NUMA node end with "Not enough allowed NUMA nodes".
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = omp_threads_bind(places.cpus, settings.tensor_parallel)
+    if boot.cache is not Storage.NONE:
+        environment["LMCACHE_MP_TRANSFER_MODE"] = profile.cache.transfer_mode
+    return Command("engine", (*argv, *settings.arguments), environment | settings.environment)
+
+
+def speculative_config(profile: Profile) -> dict[str, object]:
+    speculation = profile.speculation
+    return {"method": speculation.method, "num_speculative_tokens": speculation.tokens, **speculation.config}
+
+
+def kv_transfer_config(cache_port: int) -> dict[str, object]:
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        # "recompute" would hide a load that failed.
+        "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": {
+            "lmcache.mp.host": f"tcp://{LOOPBACK}",
+            "lmcache.mp.port": cache_port,
+            # A missed heartbeat makes the connector serve without the cache, and 10 s are missed on a busy machine.
+            "lmcache.mp.heartbeat_interval": 30.0,
+        },
+    }
+
+
+def cache_server(profile: Profile, places: Places) -> Command:
+    """`lmcache server` on loopback with a memory tier and a file tier."""
+    settings = profile.cache
+    argv = [places.python, "-m", "lmcache.cli.main", "server"]
+    argv += ["--host", LOOPBACK, "--port", str(places.cache_port)]
+    argv += ["--http-host", LOOPBACK, "--http-port", str(places.cache_http_port)]
+    argv += ["--chunk-size", str(settings.chunk_tokens), "--l1-size-gb", str(settings.memory_gigabytes)]
+    argv += ["--eviction-policy", "LRU", "--supported-transfer-mode", settings.transfer_mode]
+    argv += ["--l2-adapter", json.dumps({"type": "fs", "base_path": places.storage})]
+    return Command("cache", (*argv, *settings.arguments), {**QUIET, "TMPDIR": places.scratch})
