@@ -45,8 +45,46 @@ lint: .venv/.dev
 	$(BIN)/mypy
 
 .PHONY: test
-test: lint  ## everything that CI runs
+test: lint test-harness test-kernels test-engine test-docker  ## everything that CI runs
+
+.PHONY: test-harness
+test-harness: .venv/.dev
 	$(BIN)/pytest -m "not engine and not docker"
+
+# The kernels are tested in the engine's environment, with their own tools beside it. nvcc is one of them: the CUDA
+# library is compiled and its machine code checked on machines without a GPU too.
+KERNEL_TOOLS := $(QUALIFY_CACHE)/kernel-tools
+ENGINE = $(BIN)/python -c "from qualify.environment import *; print(ensure_cpu_engine(default_cache(), print).python)"
+
+$(KERNEL_TOOLS)/.complete: .venv/.host kernels/requirements/test.txt kernels/requirements/cuda-build.txt
+	rm -rf $(KERNEL_TOOLS)
+	$(BIN)/pip install --quiet --disable-pip-version-check --target $(KERNEL_TOOLS) --no-deps --require-hashes \
+	  -r kernels/requirements/test.txt -r kernels/requirements/cuda-build.txt
+	touch $@
+
+.PHONY: test-kernels
+test-kernels: $(KERNEL_TOOLS)/.complete
+	engine=$$($(ENGINE) | tail -n 1); \
+	export PYTHONPATH=$(KERNEL_TOOLS) VLLM_QOUT_NVCC=$(KERNEL_TOOLS)/nvidia/cu13/bin/nvcc PYTHONDONTWRITEBYTECODE=1; \
+	chmod -R u+x $(KERNEL_TOOLS)/nvidia/cu13/bin $(KERNEL_TOOLS)/nvidia/cu13/nvvm/bin; \
+	$$engine kernels/build_backend.py; \
+	$$engine -m pytest kernels/tests
+
+.PHONY: test-engine
+test-engine: .venv/.dev
+	$(BIN)/pytest -m engine
+
+.PHONY: test-docker
+test-docker: .venv/.dev
+	$(BIN)/pytest -m docker
+
+.PHONY: faults
+faults: .venv/.dev  ## the whole fault suite
+	$(BIN)/python -m tests.faults
+
+.PHONY: bench
+bench: setup  ## kernels against the stock operator, on a GPU; PYTHON names one with torch
+	cd kernels && $(PYTHON) -m bench $(ARGS)
 
 .PHONY: lock
 lock:  ## make the hash-locked requirement files anew (needs uv)

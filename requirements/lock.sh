@@ -25,3 +25,6 @@ for version in 3.12 3.13; do
     exit 1
   fi
 done
+
+compile kernels/requirements/test.in --universal --python-version 3.11 --no-annotate \
+  --output-file kernels/requirements/test.txt

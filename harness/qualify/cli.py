@@ -145,7 +145,9 @@ def explain(logs: tuple[str, ...], as_json: bool) -> None:
     sys.exit(explain_command(logs, as_json))
 
 
-def _open(target_name: str, profile: Profile, model: Path | None, cache: Path, note: Note) -> tuple[Target, Path | None]:
+def _open(
+    target_name: str, profile: Profile, model: Path | None, cache: Path, note: Note
+) -> tuple[Target, Path | None]:
     """The target and the folder of the model it will serve, both made if they are not cached yet.
 
     Raises UsageError for a target of unknown kind, PreflightError if this host cannot run the target.

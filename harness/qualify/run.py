@@ -23,7 +23,8 @@ from qualify.errors import Interrupted, PreflightError, QualifyError, TargetErro
 from qualify.evidence import EvidenceWriter, compress
 from qualify.host import observe_harness, observe_host
 from qualify.http import Client
-from qualify.probes import PROBES, workers
+from qualify.probes import workers
+from qualify.probes.table import PROBES
 from qualify.profiles import Boot, Probe, Profile, Storage
 from qualify.receipt.build import build
 from qualify.receipt.model import Receipt
@@ -49,6 +50,10 @@ URL_PROBES = frozenset({Probe.SERVE, Probe.THROUGHPUT})
 """What can be asked of a server that somebody else started."""
 
 
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 @dataclass
 class _Ledger:
     """What run.json will say. Times are seconds since `began`."""
@@ -56,7 +61,7 @@ class _Ledger:
     target: str
     progress: Progress
     began: float = field(default_factory=time.monotonic)
-    started_at: str = field(default_factory=lambda: _now())
+    started_at: str = field(default_factory=_now)
     phases: list[Phase] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
     outcome: Outcome = Outcome.COMPLETED
@@ -256,7 +261,3 @@ def _signals_interrupt() -> Iterator[Callable[[], None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -10,6 +10,7 @@ from typing import Any
 
 from qualify.claims.model import ClaimId
 from qualify.reasons import ReasonCode
+from qualify.receipt.canonical import canonical
 
 from faults.lab import Lab, Tamper, Tree
 from faults.model import Fault, Group, Verdict, Verdicts, error, failed, inconclusive, invalid, not_run, verdicts
@@ -81,6 +82,11 @@ PINNED = (
     ("a package is not the locked one", on("engine.json", put(lockMismatches=["numpy: 2.0.0"])), failed(CODE.LOCK_MISMATCH)),
     ("an installed file was edited", on("engine.json", put(filesModified=["vllm/x.py"])), failed(CODE.CODE_MODIFIED)),
     ("installed without a lock", on("engine.json", put(lockDigest=None)), inconclusive(CODE.ENVIRONMENT_INCOMPLETE)),
+    (
+        "a package was exchanged behind the engine's digest",
+        on("engine.json", lambda engine, tree: tree.random.choice(engine["distributions"]).update(filesDigest="0" * 64)),
+        failed(CODE.DIGEST_MISMATCH),
+    ),
     ("no file was compared", on("engine.json", put(filesChecked=0)), error(CODE.ENVIRONMENT_INCOMPLETE)),
     (
         "a worker runs another engine version",
@@ -445,7 +451,7 @@ WHOLE: tuple[tuple[str, Tamper, Verdicts], ...] = (
     (
         "the workers' reports are of another boot",
         workers_of_another_boot,
-        {PINS: error(CODE.EVIDENCE_MISSING)},
+        dict.fromkeys((PINS, SERVE, MEMORY, KV), error(CODE.EVIDENCE_MISSING)),
     ),
     (
         "the answers carry no token ids",
@@ -466,8 +472,8 @@ FAULTS: tuple[Fault, ...] = (
 
 def untouched(lab: Lab) -> Verdicts:
     """The claims of the run, derived again, are those of its receipt, and all pass."""
-    again = {claim.id: claim for claim in lab.untouched}
-    told = {claim.id: claim for claim in lab.receipt.predicate.claims}
+    again = {claim.id: canonical(claim) for claim in lab.untouched}
+    told = {claim.id: canonical(claim) for claim in lab.receipt.predicate.claims}
     differing = {claim: Verdict("differs", frozenset()) for claim in again if again[claim] != told[claim]}
     return {**verdicts(lab.untouched), **differing}
 

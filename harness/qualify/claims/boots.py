@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from qualify.evidence import Evidence, MissingEvidence
+from qualify.probes.workers import WORKERS, ProcessIdentity, WorkerReport
 from qualify.profiles import Boot, Probe, Profile
 from qualify.records import RUN, Run
 
@@ -33,4 +35,18 @@ def visited(evidence: Evidence, profile: Profile, probe: Probe | None = None) ->
     missing = [boot.name for boot, folder in pairs if folder is None]
     if not found or (missing and not is_outside(evidence)):
         raise MissingEvidence(f"boots/NN-{missing[0] if missing else '*'}")
+    return found
+
+
+def worker_reports(evidence: Evidence, folders: Iterable[str]) -> dict[str, tuple[WorkerReport, ...]]:
+    """The reports of each boot's workers, in rank order.
+
+    Raises MissingEvidence where a process reports in two boots: one of the reports is then of another boot.
+    """
+    found = {folder: evidence.record(f"{folder}/{WORKERS}", tuple[WorkerReport, ...]) for folder in folders}
+    owner: dict[ProcessIdentity, str] = {}
+    for folder, reports in found.items():
+        for process in (report.process for report in reports if report.process is not None):
+            if owner.setdefault(process, folder) != folder:
+                raise MissingEvidence(f"{folder}/{WORKERS} of its own (process {process.pid} is of {owner[process]})")
     return found

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from qualify.claims.boots import visited
+from qualify.claims.boots import visited, worker_reports
 from qualify.claims.model import Check, Judgement, Status, check
 from qualify.evidence import Evidence
 from qualify.observe import log, metrics
 from qualify.observe.facts import LogFacts
-from qualify.probes.workers import ADMISSION, WORKERS, KvCache, MemoryReport, WorkerReport, memory_file
+from qualify.probes.workers import ADMISSION, KvCache, MemoryReport, WorkerReport, memory_file
 from qualify.profiles import Profile
 from qualify.reasons import ReasonCode
 
@@ -50,7 +50,8 @@ class Admission:
 
 def judge(evidence: Evidence, profile: Profile) -> Judgement:
     boots = visited(evidence, profile)
-    admissions = [_admission(evidence, folder, boot.name) for boot, folder in boots]
+    workers = worker_reports(evidence, [folder for _, folder in boots])
+    admissions = [_admission(evidence, folder, boot.name, workers[folder]) for boot, folder in boots]
     checks = [item for admission in admissions for item in _admission_checks(admission, profile)]
     growth: Any = {"value": None, "reason": NOT_MEASURED}
     if profile.engine.kind == "cuda":
@@ -65,8 +66,7 @@ def judge(evidence: Evidence, profile: Profile) -> Judgement:
     )
 
 
-def _admission(evidence: Evidence, folder: str, boot: str) -> Admission:
-    workers = evidence.record(f"{folder}/{WORKERS}", tuple[WorkerReport, ...])
+def _admission(evidence: Evidence, folder: str, boot: str, workers: tuple[WorkerReport, ...]) -> Admission:
     page = metrics.parse(evidence.text(f"{folder}/{ADMISSION}"))
     facts = _log(evidence, folder)
     concurrency = facts.concurrency.value if facts.concurrency else None

@@ -6,10 +6,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from qualify.claims.boots import visited
+from qualify.claims.boots import visited, worker_reports
 from qualify.claims.model import Check, Judgement, Status, check, equal
 from qualify.evidence import Evidence
-from qualify.probes.workers import WORKERS, Versions, WorkerReport
+from qualify.probes.workers import Versions, WorkerReport
 from qualify.profiles import Profile
 from qualify.reasons import ReasonCode
 from qualify.records import ENGINE, MODEL, BootRecord, EngineEnvironment, ModelFiles, Process
@@ -29,7 +29,7 @@ def judge(evidence: Evidence, profile: Profile) -> Judgement:
     engine = evidence.record(ENGINE, EngineEnvironment)
     model = evidence.record(MODEL, ModelFiles)
     boots = [folder for _, folder in visited(evidence, profile)]
-    workers = {folder: evidence.record(f"{folder}/{WORKERS}", tuple[WorkerReport, ...]) for folder in boots}
+    workers = worker_reports(evidence, boots)
     records = {folder: evidence.record(f"{folder}/boot.json", BootRecord) for folder in boots}
     checks = (
         *_installed(engine, profile),
@@ -58,8 +58,21 @@ def model_digest(model: ModelFiles) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+def engine_digest(engine: EngineEnvironment) -> str:
+    """sha256 over name, version and files digest of every package: the identity of an engine that is not an image."""
+    lines = sorted(f"{item.name} {item.version} {item.files_digest}\n" for item in engine.distributions)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def _installed(engine: EngineEnvironment, profile: Profile) -> Iterator[Check]:
-    """The environment against the lock, the pins, and the hashes that the packages recorded."""
+    """The environment against its own digest, the lock, the pins, and the hashes that the packages recorded."""
+    yield equal(
+        "the engine's digest is that of its packages",
+        engine.digest,
+        engine_digest(engine),
+        ReasonCode.DIGEST_MISMATCH,
+        where=ENGINE,
+    )
     yield check(
         "the engine was installed from a lock",
         engine.lock_digest is not None,

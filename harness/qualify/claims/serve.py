@@ -7,7 +7,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from qualify.claims.boots import is_outside, visited
+from qualify.claims.boots import is_outside, visited, worker_reports
 from qualify.claims.model import Check, Judgement, Status, check, equal
 from qualify.evidence import Evidence
 from qualify.load.client import CHAT, COMPLETIONS
@@ -55,8 +55,8 @@ def _not_visible() -> Iterator[Check]:
 
 
 def _worlds(evidence: Evidence, folders: list[str], promised: int) -> Iterator[Check]:
-    for folder in folders:
-        yield from _world(evidence.record(f"{folder}/{WORKERS}", tuple[WorkerReport, ...]), promised, folder)
+    for folder, workers in worker_reports(evidence, folders).items():
+        yield from _world(workers, promised, folder)
 
 
 def _world(workers: tuple[WorkerReport, ...], promised: int, where: str) -> Iterator[Check]:

@@ -219,20 +219,18 @@ def parse(text: str, label: str) -> Profile:
 
 def _line_of(text: str, key: list[str]) -> int:
     """The line of a key, or of the table that should hold it; 1 if neither is there."""
-    best, table, index = 1, "", -1
+    best, here = 1, list[str]()
+    arrays: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*(\[\[?)\s*([\w.-]+)\s*\]", line):
-            index = index + 1 if header[2] == table else 0
-            table = header[2]
-        here = table.split(".") if table else []
-        if header and header[1] == "[[":
-            here_key = [*here, str(index)]
-        elif index >= 0 and table and re.search(rf"^\s*\[\[\s*{re.escape(table)}\s*\]\]", text, re.M):
-            here_key = [*here, str(index)]
-        else:
-            here_key = here
-        if header and key[: len(here_key)] == here_key and here_key:
-            best = number
-        if (pair := re.match(r"\s*([\w-]+)\s*=", line)) and key[: len(here_key) + 1] == [*here_key, pair[1]]:
+            name = header[2]
+            here = name.split(".")
+            if header[1] == "[[":
+                arrays[name] = arrays.get(name, -1) + 1
+                here.append(str(arrays[name]))
+            if key[: len(here)] == here:
+                best = number
+        pair = re.match(r"\s*([\w-]+)\s*=", line)
+        if pair and key[: len(here) + 1] == [*here, pair[1]]:
             return number
     return best

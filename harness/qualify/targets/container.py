@@ -234,6 +234,13 @@ def identify(docker: Docker, reference: Reference, progress: Progress) -> Identi
         found = _inspect(docker, reference)
     if found is None:
         raise PreflightError(f"image {reference} is not here after it was pulled", remedy="see the daemon's log")
+    labels = found.get("Config", {}).get("Labels") or {}
+    kind = labels.get(KIND_LABEL)
+    if kind not in LOCKS:
+        raise PreflightError(
+            f"the image {reference} is not one of this project's engines: it has no label {KIND_LABEL}",
+            remedy="build one with docker/build.sh",
+        )
     _refuse_moved_tag(docker, reference, found)
     digests = [
         entry.digest for entry in map(Reference.parse, found.get("RepoDigests") or ()) if entry.name == reference.name
@@ -258,13 +265,6 @@ def identify(docker: Docker, reference: Reference, progress: Progress) -> Identi
         config_digest=manifest.config.digest,
         platform=f"{found['Os']}/{found['Architecture']}",
     )
-    labels = found.get("Config", {}).get("Labels") or {}
-    kind = labels.get(KIND_LABEL)
-    if kind not in LOCKS:
-        raise PreflightError(
-            f"the image {reference} is not one of this project's engines: it has no label {KIND_LABEL}",
-            remedy="build one with docker/build.sh",
-        )
     return Identified(image, found["Id"], kind)
 
 
