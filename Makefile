@@ -38,6 +38,14 @@ qualify: setup  ## qualify this machine's engine; ARGS="..." go to `qualify run`
 review: setup  ## review a receipt: make review RECEIPT=receipts/cpu-smoke/<run>
 	$(BIN)/qualify review $(RECEIPT)
 
+.PHONY: image
+image:  ## build an engine image: make image ENGINE=cpu or cuda
+	docker/build.sh $(ENGINE)
+
+.PHONY: publish
+publish: setup  ## push an image with its receipt: make publish RECEIPT=out/... REF=registry/name:tag
+	$(BIN)/qualify publish $(RECEIPT) $(REF)
+
 .PHONY: lint
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -54,7 +62,7 @@ test-harness: .venv/.dev
 # The kernels are tested in the engine's environment, with their own tools beside it. nvcc is one of them: the CUDA
 # library is compiled and its machine code checked on machines without a GPU too.
 KERNEL_TOOLS := $(QUALIFY_CACHE)/kernel-tools
-ENGINE = $(BIN)/python -c "from qualify.environment import *; print(ensure_cpu_engine(default_cache(), print).python)"
+ENGINE_PYTHON = $(BIN)/python -c "from qualify.environment import *; print(ensure_cpu_engine(default_cache(), print).python)"
 
 $(KERNEL_TOOLS)/.complete: .venv/.host kernels/requirements/test.txt kernels/requirements/cuda-build.txt
 	rm -rf $(KERNEL_TOOLS)
@@ -64,7 +72,7 @@ $(KERNEL_TOOLS)/.complete: .venv/.host kernels/requirements/test.txt kernels/req
 
 .PHONY: test-kernels
 test-kernels: $(KERNEL_TOOLS)/.complete
-	engine=$$($(ENGINE) | tail -n 1); \
+	engine=$$($(ENGINE_PYTHON) | tail -n 1); \
 	export PYTHONPATH=$(KERNEL_TOOLS) VLLM_QOUT_NVCC=$(KERNEL_TOOLS)/nvidia/cu13/bin/nvcc PYTHONDONTWRITEBYTECODE=1; \
 	chmod -R u+x $(KERNEL_TOOLS)/nvidia/cu13/bin $(KERNEL_TOOLS)/nvidia/cu13/nvvm/bin; \
 	$$engine kernels/build_backend.py; \

@@ -34,8 +34,10 @@ rm -f "$root.log"
 
 # What differs between two runs, or names the machine that ran them.
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* "$root"/var/cache/ldconfig/*
-rm -f "$root"/etc/hostname "$root"/etc/resolv.conf
-: >"$root/etc/machine-id"
+# A container engine mounts over these; were they missing, it would make and remove them, and so date /etc.
+for file in machine-id hostname hosts resolv.conf; do
+  : >"$root/etc/$file"
+done
 
 tar --sort=name --mtime="@$epoch" --numeric-owner -C "$root" -c . |
   "$docker" import --change 'CMD ["/bin/bash"]' - "$tag" >/dev/null

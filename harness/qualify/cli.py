@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,16 +88,39 @@ def run(profile_name: str, target_name: str, model_folder: Path | None, out: Pat
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the HTML report to this file.")
 def review(path: str, as_json: bool, html: Path | None) -> None:
     """Verify a receipt: digests, schema, and every claim recomputed from its evidence."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(path)
+        if path.startswith("oci://"):
+            from qualify.publish import fetch
+
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="qualify-"))
+            folder = fetch(path, Path(scratch) / "receipt")
+        _review(folder, path, as_json=as_json, html=html)
+
+
+def _review(folder: Path, shown: str, *, as_json: bool, html: Path | None) -> None:
     from qualify.receipt.verify import review as verify
     from qualify.report.table import render_review
 
-    reviewed = verify(Path(path))
+    reviewed = verify(folder)
     if html is not None and reviewed.receipt is not None:
         from qualify.report.html import render_html
 
-        html.write_text(render_html(reviewed.receipt, Path(path)), encoding="utf-8")
-    click.echo(reviewed.model_dump_json(indent=1) if as_json else render_review(reviewed, path))
+        html.write_text(render_html(reviewed.receipt, folder), encoding="utf-8")
+    click.echo(reviewed.model_dump_json(indent=1) if as_json else render_review(reviewed, shown))
     sys.exit(reviewed.exit_code)
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("reference")
+def publish(folder: Path, reference: str) -> None:
+    """Push the image that a receipt is about to REFERENCE and attach the receipt to its manifest."""
+    from qualify.publish import publish_receipt
+
+    published = publish_receipt(folder, reference, lambda text: click.echo(text, err=True))
+    tag = "the tag names it" if published.tag_moved else f"the tag was left alone: {published.kept}"
+    click.echo(f"published {published.manifest_digest} with its receipt {published.receipt_digest}; {tag}")
 
 
 @cli.command()
@@ -158,13 +183,18 @@ def _open(
         from qualify.targets.endpoint import EndpointTarget
 
         return EndpointTarget(target_name.removeprefix("url:"), note), None
+    if target_name.startswith("image:"):
+        from qualify.targets.container import ContainerTarget
+
+        served = _model(profile, model, cache, note)
+        return ContainerTarget(target_name.removeprefix("image:"), cache, note), served
     if target_name == "local":
         from qualify.targets.local import LocalTarget
 
         doctor.refuse_if_unable(profile, cache)
         engine = environment.ensure_cpu_engine(cache, note)
         return LocalTarget(profile, engine, note), _model(profile, model, cache, note)
-    raise UsageError(f"there is no target {target_name!r}", remedy="use local or url:URL")
+    raise UsageError(f"there is no target {target_name!r}", remedy="use local, image:REF or url:URL")
 
 
 def _model(profile: Profile, given: Path | None, cache: Path, note: Note) -> Path:

@@ -15,14 +15,13 @@ class ReasonCode(StrEnum):
     NOT_IN_PROFILE = "not_in_profile"
     NOT_SUPPORTED = "not_supported"
     NOT_PERMITTED = "not_permitted"
-    NOT_APPLICABLE = "not_applicable"
     # evidence
     EVIDENCE_MISSING = "evidence_missing"
     PARSE_FAILED = "parse_failed"
     METRIC_MISSING = "metric_missing"
     RANK_MISSING = "rank_missing"
+    RANKS_DISAGREE = "ranks_disagree"
     # the run
-    TIMEOUT = "timeout"
     START_TIMEOUT = "start_timeout"
     CRASHED = "crashed"
     INTERRUPTED = "interrupted"
@@ -34,11 +33,9 @@ class ReasonCode(StrEnum):
     CODE_MODIFIED = "code_modified"
     DIGEST_MISMATCH = "digest_mismatch"
     ENVIRONMENT_INCOMPLETE = "environment_incomplete"
-    # operator and plugin
+    # operator
     OP_SCHEMA_MISMATCH = "op_schema_mismatch"
     OP_CASE_FAILED = "op_case_failed"
-    PLUGIN_INACTIVE = "plugin_inactive"
-    ADDRESS_MOVED = "address_moved"
     # serving
     WORLD_SIZE_MISMATCH = "world_size_mismatch"
     DEVICE_SHARED = "device_shared"
@@ -48,13 +45,6 @@ class ReasonCode(StrEnum):
     STREAM_BROKEN = "stream_broken"
     OUTPUT_DEGENERATE = "output_degenerate"
     OUTPUT_NOT_REPRODUCED = "output_not_reproduced"
-    # graphs
-    GRAPH_MISSING = "graph_missing"
-    GRAPH_UNEXPECTED = "graph_unexpected"
-    NOT_REPLAYED = "not_replayed"
-    MODE_DOWNGRADED = "mode_downgraded"
-    RANKS_DISAGREE = "ranks_disagree"
-    LOG_DISAGREES = "log_disagrees"
     # memory
     ADMISSION_MISSING = "admission_missing"
     ADMISSION_DISAGREES = "admission_disagrees"
@@ -93,9 +83,6 @@ class ReasonCode(StrEnum):
     LATE_DROP = "late_drop"
     STALLED = "stalled"
     CLIENT_LIMITED = "client_limited"
-    BELOW_BAR = "below_bar"
-    STRADDLES_BAR = "straddles_bar"
-    THROTTLED = "throttled"
     # service
     SERVICE_ERROR = "service_error"
     CLIENT_ERROR = "client_error"
@@ -116,9 +103,9 @@ CATALOGUE: dict[ReasonCode, Explanation] = {
         "the target does not offer the interface that the evidence needs",
         "start the server with development endpoints on loopback, or use a local or image target",
     ),
-    ReasonCode.NOT_APPLICABLE: Explanation("the rule does not apply to this configuration", "none needed"),
     ReasonCode.EVIDENCE_MISSING: Explanation(
-        "no evidence for the claim was collected", "read the run's error in evidence/run.json and run again"
+        "evidence that the claim needs is not there, or is of another boot or run",
+        "read the run's error in evidence/run.json and run again",
     ),
     ReasonCode.PARSE_FAILED: Explanation(
         "an evidence file is not of the expected form", "check versions; file a bug with the named file"
@@ -127,7 +114,7 @@ CATALOGUE: dict[ReasonCode, Explanation] = {
         "a metric that the claim needs was not exposed", "check the engine version and --disable-log-stats"
     ),
     ReasonCode.RANK_MISSING: Explanation("a rank left no evidence", "look for the rank's last lines in the engine log"),
-    ReasonCode.TIMEOUT: Explanation("a phase did not end within its bound", "see the engine log at the named phase"),
+    ReasonCode.RANKS_DISAGREE: Explanation("ranks report different values", "see the values per rank"),
     ReasonCode.START_TIMEOUT: Explanation(
         "the engine was not ready within its bound",
         "see the engine's last lines; raise timeouts.start_seconds for an empty compile cache",
@@ -164,12 +151,6 @@ CATALOGUE: dict[ReasonCode, Explanation] = {
     ReasonCode.OP_CASE_FAILED: Explanation(
         "a case of the operator's contract failed", "see the named case; do not serve with this operator"
     ),
-    ReasonCode.PLUGIN_INACTIVE: Explanation(
-        "a worker does not run our call site", "install vllm-qout and check VLLM_PLUGINS and VLLM_QOUT"
-    ),
-    ReasonCode.ADDRESS_MOVED: Explanation(
-        "the q_out address changed between profiling, capture and serving", "file a bug with the evidence"
-    ),
     ReasonCode.WORLD_SIZE_MISMATCH: Explanation(
         "the number of workers is not the promised tensor-parallel size", "check the server's command line"
     ),
@@ -189,23 +170,6 @@ CATALOGUE: dict[ReasonCode, Explanation] = {
     ),
     ReasonCode.OUTPUT_NOT_REPRODUCED: Explanation(
         "the same greedy request gave other tokens", "check batch invariance; see the named requests"
-    ),
-    ReasonCode.GRAPH_MISSING: Explanation(
-        "a predicted graph was not captured", "compare `qualify expect` with the engine's capture sizes"
-    ),
-    ReasonCode.GRAPH_UNEXPECTED: Explanation(
-        "a graph was captured that was not predicted",
-        "compare `qualify expect` with the engine's capture sizes",
-    ),
-    ReasonCode.NOT_REPLAYED: Explanation(
-        "a captured graph that the load reaches was never replayed", "check the dispatch statistics"
-    ),
-    ReasonCode.MODE_DOWNGRADED: Explanation(
-        "uniform decode steps ran PIECEWISE or eager instead of FULL", "check the attention backend's support"
-    ),
-    ReasonCode.RANKS_DISAGREE: Explanation("ranks report different values", "see the values per rank"),
-    ReasonCode.LOG_DISAGREES: Explanation(
-        "the engine's log and its workers report different values", "see both values and their sources"
     ),
     ReasonCode.ADMISSION_MISSING: Explanation(
         "the engine did not report its KV admission", "check the engine log level and /metrics"
@@ -308,11 +272,6 @@ CATALOGUE: dict[ReasonCode, Explanation] = {
     ReasonCode.CLIENT_LIMITED: Explanation(
         "the client may have been the limit", "run the client on another core or host"
     ),
-    ReasonCode.BELOW_BAR: Explanation("the figure is below the profile's bar", "see figure, interval and bar"),
-    ReasonCode.STRADDLES_BAR: Explanation(
-        "the interval contains the profile's bar", "lengthen the window or add boots"
-    ),
-    ReasonCode.THROTTLED: Explanation("the hardware throttled within the window", "check cooling and power"),
     ReasonCode.SERVICE_ERROR: Explanation(
         "the service failed in a way a user would feel", "see phase, line and request in the claim"
     ),

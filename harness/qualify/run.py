@@ -46,6 +46,9 @@ from qualify.targets import Launch, Running, Target
 
 LOGS = ("engine.log", "cache.log")
 
+DEATH_POLLS, DEATH_POLL_SECONDS = 12, 0.25
+"""How long a failed call waits for the death that explains it."""
+
 URL_PROBES = frozenset({Probe.SERVE, Probe.THROUGHPUT})
 """What can be asked of a server that somebody else started."""
 
@@ -66,19 +69,21 @@ class _Ledger:
     leftovers: list[str] = field(default_factory=list)
     outcome: Outcome = Outcome.COMPLETED
     failure: Failure | None = None
-    current: str = "start"
+    failed: str | None = None
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.current = name
         self.progress.phase(name)
         at = time.monotonic()
         outcome = Outcome.FAILED
         try:
             yield
             outcome = Outcome.COMPLETED
-        except Interrupted:
-            outcome = Outcome.INTERRUPTED
+        except BaseException as error:
+            if isinstance(error, Interrupted):
+                outcome = Outcome.INTERRUPTED
+            # The first phase that failed is where the run failed; stopping comes after it.
+            self.failed = self.failed or name
             raise
         finally:
             seconds = round(time.monotonic() - at, 3)
@@ -87,7 +92,7 @@ class _Ledger:
 
     def fail(self, error: QualifyError) -> None:
         self.outcome = Outcome.INTERRUPTED if isinstance(error, Interrupted) else Outcome.FAILED
-        self.failure = Failure(phase=self.current, message=error.what, remedy=error.remedy, tail=error.tail)
+        self.failure = Failure(phase=self.failed or "start", message=error.what, remedy=error.remedy, tail=error.tail)
 
     def record(self) -> Run:
         return Run(
@@ -182,9 +187,11 @@ def _boot(target: Target, launch: Launch, ledger: _Ledger) -> None:
     try:
         _probe(launch, running, ledger)
     except TargetError as error:
-        # A process that died explains the failed call better than the call does.
-        if died := running.died():
-            raise TargetError(f"{died} during {error.phase}", phase=error.phase, tail=error.tail) from error
+        # A process that died explains the failed call better than the call does; it may need a moment to be gone.
+        for _ in range(DEATH_POLLS):
+            if died := running.died():
+                raise TargetError(f"{died} during {error.phase}", phase=error.phase, tail=error.tail) from error
+            time.sleep(DEATH_POLL_SECONDS)
         raise
     finally:
         with ledger.phase(f"{name}: stop"):

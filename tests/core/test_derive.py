@@ -74,7 +74,7 @@ def test_a_claim_nobody_asked_for_is_not_run() -> None:
         (Judgement(checks=(passed("a"),), summary=""), Status.PASSED),
         (
             Judgement(
-                checks=(passed("a"), check("b", False, ReasonCode.TIMEOUT, otherwise=Status.INCONCLUSIVE)), summary=""
+                checks=(passed("a"), check("b", False, ReasonCode.CRASHED, otherwise=Status.INCONCLUSIVE)), summary=""
             ),
             Status.INCONCLUSIVE,
         ),
@@ -118,12 +118,12 @@ def test_failed_outranks_everything() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"status": Status.PASSED, "reason_codes": (ReasonCode.TIMEOUT,)},
+        {"status": Status.PASSED, "reason_codes": (ReasonCode.CRASHED,)},
         {"status": Status.FAILED, "reason_codes": ()},
         {"status": Status.PASSED, "observed": None},
         {"status": Status.PASSED, "evidence": ()},
         {"status": Status.PASSED, "checks": ()},
-        {"status": Status.ERROR, "reason_codes": (ReasonCode.TIMEOUT,), "observed": {}},
+        {"status": Status.ERROR, "reason_codes": (ReasonCode.CRASHED,), "observed": {}},
     ],
 )
 def test_the_presence_table_is_enforced(fields: dict[str, object]) -> None:
@@ -147,7 +147,7 @@ def test_a_check_has_a_reason_unless_it_passed() -> None:
     with pytest.raises(ValidationError):
         Check(name="a", status=Status.FAILED)
     with pytest.raises(ValidationError):
-        Check(name="a", status=Status.PASSED, reason_code=ReasonCode.TIMEOUT)
+        Check(name="a", status=Status.PASSED, reason_code=ReasonCode.CRASHED)
 
 
 def test_every_reason_code_is_explained() -> None:

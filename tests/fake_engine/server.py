@@ -37,6 +37,7 @@ class FakeEngine:
         self.model = model
         self.faults = faults
         self.transport = transport
+        self._began = time.monotonic_ns()
         self.engine = Engine(step_seconds, drafter, faults)
         self._server = _Server(self)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -86,7 +87,7 @@ class FakeEngine:
             "local_rank": rank,
             "world_size": self.faults.ranks,
             "tensor_parallel": self.faults.ranks,
-            "process": {"pid": 100 + rank, "started": 1},
+            "process": {"pid": 100 + rank, "started": self._began},
             "device": {"type": "cpu", "cores": [core], "threads": 1, "unknown": {}},
             **unread,
             "unknown": dict.fromkeys(unread, "the stand-in has none"),

@@ -31,6 +31,7 @@ CONTROL, COLD, RESTART, SPECULATIVE = (
 )
 BOOTS = (CONTROL, COLD, RESTART, SPECULATIVE)
 SERVED = (CONTROL, SPECULATIVE)
+WITH_KV = (CONTROL, COLD, RESTART)
 
 Edit = Callable[[Any, Tree], object]
 
@@ -50,8 +51,13 @@ def on(path: str, change: Edit) -> Tamper:
 
 
 def of_a_boot(file: str, change: Edit, boots: tuple[str, ...] = BOOTS) -> Tamper:
-    """Edit this file of a boot drawn by lot."""
-    return lambda tree: on(f"{tree.random.choice(boots)}/{file}", change)(tree)
+    """Edit this file of a boot drawn by lot from those that have it."""
+
+    def act(tree: Tree) -> None:
+        paths = [f"{boot}/{file}" for boot in boots]
+        on(tree.random.choice([path for path in paths if path in tree.files]), change)(tree)
+
+    return act
 
 
 def put(**values: Any) -> Edit:
@@ -79,12 +85,18 @@ def preload(record: Any, tree: Tree) -> None:
 
 
 PINNED = (
-    ("a package is not the locked one", on("engine.json", put(lockMismatches=["numpy: 2.0.0"])), failed(CODE.LOCK_MISMATCH)),
+    (
+        "a package is not the locked one",
+        on("engine.json", put(lockMismatches=["numpy: 2.0.0"])),
+        failed(CODE.LOCK_MISMATCH),
+    ),
     ("an installed file was edited", on("engine.json", put(filesModified=["vllm/x.py"])), failed(CODE.CODE_MODIFIED)),
     ("installed without a lock", on("engine.json", put(lockDigest=None)), inconclusive(CODE.ENVIRONMENT_INCOMPLETE)),
     (
         "a package was exchanged behind the engine's digest",
-        on("engine.json", lambda engine, tree: tree.random.choice(engine["distributions"]).update(filesDigest="0" * 64)),
+        on(
+            "engine.json", lambda engine, tree: tree.random.choice(engine["distributions"]).update(filesDigest="0" * 64)
+        ),
         failed(CODE.DIGEST_MISMATCH),
     ),
     ("no file was compared", on("engine.json", put(filesChecked=0)), error(CODE.ENVIRONMENT_INCOMPLETE)),
@@ -105,7 +117,6 @@ PINNED = (
     ),
     ("other code is loaded before the engine", of_a_boot("boot.json", preload), failed(CODE.CODE_MODIFIED)),
     ("the model is of another seed", on("model.json", put(seed=4321)), failed(CODE.DIGEST_MISMATCH)),
-    ("the engine's environment left no evidence", lambda tree: tree.remove("engine.json"), error(CODE.EVIDENCE_MISSING)),
 )
 
 
@@ -125,7 +136,9 @@ def hide_a_failed_case(report: Any, tree: Tree) -> None:
 
 def lose_a_rule(report: Any, tree: Tree) -> None:
     rule = f"rule{tree.random.randrange(1, 41):02}"
-    report["cases"] = [case for case in report["cases"] if not (case["kind"] == "reject" and case["id"].startswith(rule))]
+    report["cases"] = [
+        case for case in report["cases"] if not (case["kind"] == "reject" and case["id"].startswith(rule))
+    ]
     report["counts"]["total"] = len(report["cases"])
 
 
@@ -144,6 +157,10 @@ def unmark_mutation(report: Any, tree: Tree) -> None:
     report["schemas"][name] = report["schemas"][name].replace("(a!)", "")
 
 
+def another_torch(report: Any, tree: Tree) -> None:
+    report["environment"]["torch"] = "2.12.0+cpu"
+
+
 PROMISED = (
     ("a case of the operator's contract failed", fail_a_case, failed(CODE.OP_CASE_FAILED)),
     (
@@ -155,6 +172,7 @@ PROMISED = (
     ("no allocation was tried", lose_a_kind, failed(CODE.EVIDENCE_MISSING)),
     ("a case is counted twice", repeat_a_case, failed(CODE.PARSE_FAILED)),
     ("a schema hides a mutated argument", unmark_mutation, failed(CODE.OP_SCHEMA_MISMATCH)),
+    ("the suite ran in another environment", another_torch, failed(CODE.VERSION_MISMATCH)),
     ("the suite ran on another device", put(device="cuda:0"), failed(CODE.OP_CASE_FAILED)),
 )
 
@@ -176,7 +194,9 @@ def share_a_process(workers: Any, tree: Tree) -> None:
     workers[1]["process"] = dict(workers[0]["process"])
 
 
-def a_request(change: Callable[[dict[str, Any]], object], of: Callable[[dict[str, Any]], bool] = lambda _: True) -> Tamper:
+def a_request(
+    change: Callable[[dict[str, Any]], object], of: Callable[[dict[str, Any]], bool] = lambda _: True
+) -> Tamper:
     """Change the answer of one served request."""
 
     def edit(served: Any, tree: Tree) -> None:
@@ -225,12 +245,13 @@ RANKS_GONE = {
     SERVE: failed(CODE.WORLD_SIZE_MISMATCH, CODE.RANK_MISSING),
     PINS: failed(CODE.RANK_MISSING),
     MEMORY: failed(CODE.RANK_MISSING),
+    KV: error(CODE.EVIDENCE_MISSING),
 }
 RANK_ORDER = failed(CODE.RANK_MISSING)
 
 PROMISED_RANKS: tuple[tuple[str, Tamper, Verdicts], ...] = (
-    ("world size 1 for 2", of_a_boot("workers.json", one_rank), RANKS_GONE),
-    ("a rank left no report", of_a_boot("workers.json", lambda workers, tree: workers.pop()), RANKS_GONE),
+    ("world size 1 for 2", of_a_boot("workers.json", one_rank, WITH_KV), RANKS_GONE),
+    ("a rank left no report", of_a_boot("workers.json", lambda workers, tree: workers.pop(), WITH_KV), RANKS_GONE),
     (
         "a rank reports a smaller world",
         a_worker(lambda report: report.update(worldSize=1)),
@@ -244,8 +265,8 @@ PROMISED_RANKS: tuple[tuple[str, Tamper, Verdicts], ...] = (
     ("two ranks on one core", of_a_boot("workers.json", share_a_core), {SERVE: failed(CODE.DEVICE_SHARED)}),
     (
         "two ranks are one process",
-        of_a_boot("workers.json", share_a_process),
-        {SERVE: failed(CODE.WORLD_SIZE_MISMATCH)},
+        of_a_boot("workers.json", share_a_process, WITH_KV),
+        {SERVE: failed(CODE.WORLD_SIZE_MISMATCH), KV: error(CODE.EVIDENCE_MISSING)},
     ),
     (
         "a rank's device is not visible",
@@ -262,7 +283,11 @@ ANSWERED: tuple[tuple[str, Tamper, Verdict], ...] = (
         a_request(lambda answer: answer.update(completionTokens=answer["completionTokens"] + 1)),
         failed(CODE.USAGE_MISMATCH),
     ),
-    ("an answer has no usage", a_request(lambda answer: answer.update(completionTokens=None)), failed(CODE.USAGE_MISMATCH)),
+    (
+        "an answer has no usage",
+        a_request(lambda answer: answer.update(completionTokens=None)),
+        failed(CODE.USAGE_MISMATCH),
+    ),
     (
         "a token was counted and not delivered",
         a_request(lambda answer: answer["tokenIds"].pop(), lambda request: not request["greedy"] and streamed(request)),
@@ -377,6 +402,14 @@ def burst(status: int) -> Tamper:
     return change
 
 
+def lose_last_phase(tree: Tree) -> None:
+    """Whole lines are gone: all from the first request under load."""
+    path = f"{tree.random.choice(SERVED)}/requests.jsonl"
+    lines = tree.bytes(path).decode().splitlines(keepends=True)
+    first = next(index for index, line in enumerate(lines) if json.loads(line)["phase"] == "throughput")
+    tree.write(path, "".join(lines[:first]).encode())
+
+
 def cut_an_exchange(tree: Tree) -> None:
     path = f"{tree.random.choice(BOOTS)}/requests.jsonl"
     tree.write(path, tree.bytes(path)[:-20])
@@ -405,7 +438,15 @@ SERVICE: tuple[tuple[str, Tamper, Verdicts], ...] = (
     ("one request got no answer", an_exchange(status=None, error="ReadTimeout"), {ERRORS: failed(CODE.SERVICE_ERROR)}),
     ("a burst of 503", burst(503), {ERRORS: failed(CODE.SERVICE_ERROR)}),
     ("a burst of 400", burst(400), {ERRORS: error(CODE.CLIENT_ERROR)}),
+    ("the list of requests ends early", lose_last_phase, {ERRORS: invalid(CODE.EVIDENCE_MISSING)}),
     ("the list of requests is cut", cut_an_exchange, {ERRORS: error(CODE.PARSE_FAILED)}),
+    (
+        "the engine was not ready in time",
+        of_a_boot(
+            "boot.json", put(outcome="notReady", readySeconds=None, stopRequestedSeconds=None, stoppedSeconds=300.0)
+        ),
+        {ERRORS: failed(CODE.START_TIMEOUT)},
+    ),
     ("a process died", ended("died"), {ERRORS: failed(CODE.CRASHED)}),
     ("a process had to be killed", ended("killed"), {ERRORS: failed(CODE.UNCLEAN_STOP)}),
     (
@@ -436,7 +477,7 @@ def boot_gone(tree: Tree) -> None:
 
 
 def workers_of_another_boot(tree: Tree) -> None:
-    one, other = tree.random.sample(BOOTS, 2)
+    one, other = tree.random.sample(WITH_KV, 2)
     tree.write(f"{one}/workers.json", tree.bytes(f"{other}/workers.json"))
 
 
@@ -448,6 +489,11 @@ WHOLE: tuple[tuple[str, Tamper, Verdicts], ...] = (
     ("a boot left no evidence", boot_gone, everywhere(error(CODE.EVIDENCE_MISSING))),
     ("the run failed before its last boot", run_ended("failed"), everywhere(not_run(CODE.CRASHED))),
     ("the run was interrupted before its last boot", run_ended("interrupted"), everywhere(not_run(CODE.INTERRUPTED))),
+    (
+        "the engine's environment left no evidence",
+        lambda tree: tree.remove("engine.json"),
+        dict.fromkeys((PINS, CONTRACT), error(CODE.EVIDENCE_MISSING)),
+    ),
     (
         "the workers' reports are of another boot",
         workers_of_another_boot,
@@ -462,7 +508,10 @@ WHOLE: tuple[tuple[str, Tamper, Verdicts], ...] = (
 
 FAULTS: tuple[Fault, ...] = (
     *(fault(Group.ENGINE, name, change, {PINS: verdict}) for name, change, verdict in PINNED),
-    *(fault(Group.ENGINE, name, on("contract.json", change), {CONTRACT: verdict}) for name, change, verdict in PROMISED),
+    *(
+        fault(Group.ENGINE, name, on("contract.json", change), {CONTRACT: verdict})
+        for name, change, verdict in PROMISED
+    ),
     *(fault(Group.ENGINE, name, change, expected) for name, change, expected in PROMISED_RANKS),
     *(fault(Group.ENGINE, name, change, {SERVE: verdict}) for name, change, verdict in ANSWERED),
     *(fault(Group.ENGINE, name, change, expected) for name, change, expected in SERVICE),

@@ -11,7 +11,7 @@ from typing import Any
 from qualify.claims.model import ClaimId
 from qualify.reasons import ReasonCode
 
-from faults.evidence import COLD, CONTROL, RESTART, fault
+from faults.evidence import COLD, CONTROL, MEMORY, PINS, RESTART, SERVE, fault
 from faults.lab import Lab, Tamper, Tree
 from faults.model import Fault, Group, Verdict, Verdicts, error, failed, inconclusive, verdicts
 
@@ -204,6 +204,7 @@ def reuse_a_worker(tree: Tree) -> None:
             case["ranks"][0]["process"] = old
 
     tree.edit(PATHS["restart"], change)
+    tree.edit(f"{RESTART}/workers.json", lambda workers: workers[0].update(process=old))
 
 
 def reuse_the_server(page: str) -> Tamper:
@@ -249,6 +250,11 @@ def replay_relabelled(tree: Tree) -> None:
             case.update(arm="restart", boot="restart")
 
     tree.edit(PATHS["restart"], rename)
+
+
+def another_run(case: Case, tree: Tree) -> None:
+    for rank in case["ranks"]:
+        rank["process"]["started"] -= 100_000
 
 
 def lose_a_length(tree: Tree) -> None:
@@ -302,7 +308,9 @@ def blind_control(cases: list[Case], tree: Tree) -> None:
 
 
 def lose_a_control(cases: list[Case], tree: Tree) -> None:
-    cases.remove(with_damage(cases, tree.random.choice(["flipInEngine", "flipInFile", "swappedRanks", "swappedChunks"])))
+    cases.remove(
+        with_damage(cases, tree.random.choice(["flipInEngine", "flipInFile", "swappedRanks", "swappedChunks"]))
+    )
 
 
 def control_elsewhere(cases: list[Case], tree: Tree) -> None:
@@ -362,7 +370,11 @@ COUNTERS: tuple[tuple[str, Tamper, Verdict], ...] = (
     ),
     ("the cache server counts otherwise", counted("cacheAfter", LOOKUP, -256), failed(CODE.COUNTER_MISMATCH)),
     ("the cache server dropped events", counted("cacheAfter", DROPPED, 1), failed(CODE.COUNTER_MISMATCH)),
-    ("another request ran meanwhile", counted("engineAfter", FINISHED, 1, label="length"), failed(CODE.COUNTER_MISMATCH)),
+    (
+        "another request ran meanwhile",
+        counted("engineAfter", FINISHED, 1, label="length"),
+        failed(CODE.COUNTER_MISMATCH),
+    ),
     ("the local prefix cache helped", counted("engineAfter", LOCAL, 128), failed(CODE.LOCAL_HIT)),
     (
         "the disk arm was served from memory",
@@ -370,16 +382,20 @@ COUNTERS: tuple[tuple[str, Tamper, Verdict], ...] = (
         failed(CODE.TIER_MISMATCH),
     ),
     ("a counter is not exposed", a_case(lose_counter), inconclusive(CODE.METRIC_MISSING)),
-    ("the engine was restarted within a request", a_case(restart_within_a_case, "memory", "disk"), inconclusive(CODE.METRIC_MISSING)),
+    (
+        "the engine was restarted within a request",
+        a_case(restart_within_a_case, "memory", "disk"),
+        inconclusive(CODE.METRIC_MISSING),
+    ),
 )
 
 ARMS: tuple[tuple[str, Tamper, Verdict], ...] = (
     ("KV memory was not overwritten", a_case(no_poison, "memory", "disk"), failed(CODE.NOT_POISONED)),
-    ("a worker survived the restart", reuse_a_worker, failed(CODE.NOT_RESTARTED)),
     ("the engine survived the restart", reuse_the_server("engine"), failed(CODE.NOT_RESTARTED)),
     ("the cache server survived the restart", reuse_the_server("cache"), failed(CODE.NOT_RESTARTED)),
     ("the evidence is of another arm", replay("disk", "memory"), error(CODE.EVIDENCE_MISSING)),
-    ("a restore without restart is given out as one with it", replay_relabelled, failed(CODE.NOT_RESTARTED)),
+    ("a restore without restart is given out as one with it", replay_relabelled, error(CODE.EVIDENCE_MISSING)),
+    ("the blocks are of another run's workers", a_case(another_run), error(CODE.EVIDENCE_MISSING)),
     ("a prompt length is missing", lose_a_length, error(CODE.EVIDENCE_MISSING)),
     ("a rank left no blocks", a_case(lambda case, tree: case["ranks"].pop()), failed(CODE.RANK_MISSING)),
     (
@@ -424,6 +440,12 @@ FAULTS: tuple[Fault, ...] = (
         fault(Group.KV, name, change, {KV: verdict})
         for table in (BYTES, COUNTERS, ARMS, PROOF)
         for name, change, verdict in table
+    ),
+    fault(
+        Group.KV,
+        "a worker survived the restart",
+        reuse_a_worker,
+        {KV: failed(CODE.NOT_RESTARTED), **dict.fromkeys((PINS, SERVE, MEMORY), error(CODE.EVIDENCE_MISSING))},
     ),
     Fault(Group.KV, "the model has too few KV-cache groups", too_few_groups, {KV: failed(CODE.TOO_FEW_GROUPS)}),
 )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine, Faults
 from fake_engine.bench import make_bench
+from fake_engine.engine import SOUND
 from fake_engine.server import _Handler
 from qualify import profiles
 from qualify.claims.model import ClaimId
@@ -99,7 +100,7 @@ def server(faults: Faults, tamper: Burst | Repeat | None) -> Iterator[str]:
 
 
 def from_outside(
-    faults: Faults = Faults(), tamper: Burst | Repeat | None = None, url: str | None = None
+    faults: Faults = SOUND, tamper: Burst | Repeat | None = None, url: str | None = None
 ) -> Callable[[Lab], Verdicts]:
     """`qualify run --target url:` with the serve probe; the run itself is in the answer unless it completed."""
 
@@ -167,7 +168,11 @@ SERVING: tuple[tuple[str, Callable[[Lab], Verdicts], Verdicts], ...] = (
         lambda lab: from_outside(url=nobody())(lab),
         {SERVE: not_run(CODE.NOT_PERMITTED), ERRORS: not_run(CODE.NOT_PERMITTED), "run": GONE},
     ),
-    ("the server dies while serving", from_outside(Faults(die_at_step=60)), {SERVE: REQUEST, ERRORS: FELT, "run": GONE}),
+    (
+        "the server dies while serving",
+        from_outside(Faults(die_at_step=60)),
+        {SERVE: REQUEST, ERRORS: FELT, "run": GONE},
+    ),
     ("a request hangs", from_outside(Faults(hang=6)), {SERVE: REQUEST, ERRORS: FELT}),
     ("one request is answered 400", from_outside(Faults(refuse=6)), {SERVE: REQUEST, ERRORS: MALFORMED}),
     ("one request is answered 500", from_outside(Faults(fail=6)), {SERVE: REQUEST, ERRORS: FELT}),
@@ -227,6 +232,6 @@ FAULTS: tuple[Fault, ...] = (
 )
 GOOD: dict[str, Callable[[Lab], Any]] = {
     "a good server from outside": from_outside(),
-    "a good server under load": under_load(PLAIN, Faults()),
-    "a good server with a drafter under load": under_load(SPECULATIVE, Faults()),
+    "a good server under load": under_load(PLAIN, SOUND),
+    "a good server with a drafter under load": under_load(SPECULATIVE, SOUND),
 }

@@ -263,7 +263,11 @@ BROKEN: tuple[tuple[str, Break, str], ...] = (
     ("a claim names other evidence", claim(ClaimId.PINS, alter_evidence_reference), "derive"),
     ("the coverage is overstated", predicate(lambda value: value.update(coverage="full")), "derive"),
     ("the limitations are gone", predicate(lambda value: value.update(limitations=[])), "derive"),
-    ("the run began at another time", predicate(lambda value: value.update(startedAt="2020-01-01T00:00:00Z")), "derive"),
+    (
+        "the run began at another time",
+        predicate(lambda value: value.update(startedAt="2020-01-01T00:00:00Z")),
+        "derive",
+    ),
     ("evidence is changed, digests repaired", forged(less_output), "derive"),
     ("the evidence holds a private path", forged(private_note), "redaction"),
 )

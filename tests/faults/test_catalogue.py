@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from faults import catalogue
 from qualify.reasons import ReasonCode
+
+from faults import catalogue
 
 
 def test_the_pages_are_generated_from_the_code() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+
 from faults import engine, suite
 from faults.lab import Lab
 from faults.model import Fault, Group

@@ -178,7 +178,11 @@ CELLS: tuple[tuple[str, Tamper, Verdict], ...] = (
     ("the client left its slots empty", a_cell(idle_slots), invalid(CODE.CLIENT_LIMITED)),
     ("engine steps are not exposed", a_cell(hide_steps), error(CODE.METRIC_MISSING)),
     ("the engine says it holds no request", a_cell(hide_running), invalid(CODE.IDENTITY_BROKEN)),
-    ("the engine was not idle around the load", a_cell(lambda cell, tree: cell.update(drained=False)), invalid(CODE.TOKEN_COUNT_MISMATCH)),
+    (
+        "the engine was not idle around the load",
+        a_cell(lambda cell, tree: cell.update(drained=False)),
+        invalid(CODE.TOKEN_COUNT_MISMATCH),
+    ),
     ("another client took tokens", a_page("vllm:generation_tokens_total", 7), invalid(CODE.TOKEN_COUNT_MISMATCH)),
     ("a step was counted twice", a_page(STEPS, 7, (CONTROL,), (1,)), invalid(CODE.IDENTITY_BROKEN)),
     (

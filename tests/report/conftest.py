@@ -55,7 +55,7 @@ def cell(rates: list[float]) -> Cell:
 
 def claim(name: ClaimId, status: Status) -> Claim:
     measured = status in OBSERVED
-    code = None if status is Status.PASSED else ReasonCode.TIMEOUT
+    code = None if status is Status.PASSED else ReasonCode.CRASHED
     figure = Estimate(
         name="outputTokensPerSecond",
         unit="{token}/s",

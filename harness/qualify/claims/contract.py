@@ -17,7 +17,7 @@ from qualify.evidence import Evidence
 from qualify.model import Record
 from qualify.profiles import Profile
 from qualify.reasons import ReasonCode
-from qualify.records import CONTRACT
+from qualify.records import CONTRACT, ENGINE, EngineEnvironment
 
 _CONTEXT = "Tensor slot_mapping, Tensor position_ids, Tensor cos_sin_cache"
 
@@ -59,7 +59,8 @@ class ContractReport(Record):
 
 def judge(evidence: Evidence, profile: Profile) -> Judgement:
     report = evidence.record(CONTRACT, ContractReport)
-    checks = tuple(_checks(report, profile))
+    engine = evidence.record(ENGINE, EngineEnvironment)
+    checks = (_same_engine(report, engine), *_checks(report, profile))
     by_kind = Counter(case.kind for case in report.cases)
     failed = [case.id for case in report.cases if not case.passed]
     verdict = f"{failed[0]} failed" if failed else "each as promised"
@@ -75,6 +76,14 @@ def judge(evidence: Evidence, profile: Profile) -> Judgement:
         },
         expected={"kinds": sorted(KINDS), "rules": len(RULES), "schemas": SCHEMAS},
     )
+
+
+def _same_engine(report: ContractReport, engine: EngineEnvironment) -> Check:
+    """The suite saw the packages that the engine has."""
+    installed = {item.name: item.version for item in engine.distributions}
+    expected = {"python": engine.python, "torch": installed.get("torch"), "vllm_qout": installed.get("vllm-qout")}
+    observed = {name: report.environment.get(name) for name in expected}
+    return equal("the suite ran in the engine's environment", observed, expected, ReasonCode.VERSION_MISMATCH)
 
 
 def _checks(report: ContractReport, profile: Profile) -> Iterator[Check]:

@@ -24,7 +24,8 @@ from qualify.observe.codes import EvidenceCode
 from qualify.observe.facts import LogFacts, Phase, Readiness
 from qualify.observe.log import read
 from qualify.observe.triage import Finding, Side, Verdict, triage
-from qualify.profiles import Boot, Profile, Storage
+from qualify.probes.kv_records import Arm
+from qualify.profiles import Boot, Probe, Profile, Storage
 from qualify.reasons import ReasonCode
 from qualify.records import RUN, BootOutcome, BootRecord, Run
 
@@ -50,6 +51,8 @@ REPORTED = frozenset(
 """Findings that look like errors and are none."""
 ORDERLY = "shared memory "
 """Segments that an engine with a cache leaves at every orderly stop, and that the target removes: reported only."""
+REQUEST_PHASE = {Probe.KV_CONTROLS: f"kv.{Arm.NEGATIVE}"}
+"""The phase of a probe's requests where it is not the probe's name."""
 ZONE_STEP = timedelta(minutes=15)
 LOG_TIME = re.compile(rb"(?:\b(?:INFO|WARNING|ERROR) |\[\d{4}-)(\d\d-\d\d \d\d:\d\d:\d\d)[ ,]")
 """The time in a record of the engine (no year) or of the cache server."""
@@ -67,7 +70,7 @@ class Account:
 def judge(evidence: Evidence, profile: Profile) -> Judgement:
     outside = is_outside(evidence)
     accounts = {
-        folder: _outside(evidence, folder) if outside else _boot(evidence, boot, folder)
+        folder: _outside(evidence, folder) if outside else _boot(evidence, profile, boot, folder)
         for boot, folder in visited(evidence, profile)
     }
     checks = [item for account in accounts.values() for item in account.checks]
@@ -102,10 +105,13 @@ def _outside(evidence: Evidence, folder: str) -> Account:
     return Account([*_client_side(exchanges, folder), blind], len(exchanges), [])
 
 
-def _boot(evidence: Evidence, boot: Boot, folder: str) -> Account:
+def _boot(evidence: Evidence, profile: Profile, boot: Boot, folder: str) -> Account:
     record = evidence.record(f"{folder}/boot.json", BootRecord)
     exchanges = _exchanges(evidence, folder)
-    checks = [*_ending(record, folder), *_client_side(exchanges, folder)]
+    ending = list(_ending(record, profile.timeouts.start_seconds, folder))
+    checks = [*ending, *_client_side(exchanges, folder)]
+    if all(item.status is Status.PASSED for item in ending):
+        checks.append(_each_probe_asked(exchanges, boot, folder))
     local = evidence.record(RUN, Run).target == "local"
     logs = ["engine.log"] if boot.cache is Storage.NONE else ["engine.log", "cache.log"]
     reported: list[dict[str, Any]] = [
@@ -149,10 +155,20 @@ def _log(evidence: Evidence, path: str) -> bytes:
     raise MissingEvidence(path)
 
 
-def _ending(record: BootRecord, where: str) -> Iterator[Check]:
+def _ending(record: BootRecord, patience: float, where: str) -> Iterator[Check]:
     """Every process became ready, ran until it was asked to stop, and stopped by itself without leaving anything."""
     outcomes = {process.role: process.outcome for process in record.processes}
     ends = {record.outcome, *outcomes.values()}
+    if record.ready_seconds is None and BootOutcome.DIED not in ends and record.stopped_seconds >= patience:
+        yield check(
+            "the engine is ready in time",
+            False,
+            ReasonCode.START_TIMEOUT,
+            where=where,
+            observed=record.stopped_seconds,
+            expected=patience,
+        )
+        return
     died = bool(ends & {BootOutcome.DIED, BootOutcome.NOT_READY}) or record.ready_seconds is None
     yield check(
         "every process runs until it is asked to stop",
@@ -195,6 +211,20 @@ def _client_side(exchanges: list[Exchange], where: str) -> Iterator[Check]:
         ReasonCode.SERVICE_ERROR,
         where=where,
         observed=[_brief(one) for one in failed[:5]],
+    )
+
+
+def _each_probe_asked(exchanges: list[Exchange], boot: Boot, where: str) -> Check:
+    """A list of requests that ends early would hide what came behind its end."""
+    phases = {one.phase for one in exchanges}
+    silent = [probe.value for probe in boot.probes if REQUEST_PHASE.get(probe, probe.value) not in phases]
+    return check(
+        "the requests of every probe are listed",
+        not silent,
+        ReasonCode.EVIDENCE_MISSING,
+        where=where,
+        observed=silent,
+        otherwise=Status.INVALID,
     )
 
 

@@ -42,6 +42,7 @@ from qualify.probes.kv_records import (
     prompt_digest,
 )
 from qualify.probes.kv_storage import outside_window
+from qualify.probes.workers import WORKERS, WorkerReport
 from qualify.profiles import Probe, Profile
 from qualify.reasons import ReasonCode
 
@@ -120,8 +121,10 @@ def _read(evidence: Evidence, profile: Profile) -> Arms:
         boot, folder = visited(evidence, profile, probe)[0]
         path = f"{folder}/{arm_file(arm)}"
         found = evidence.record(path, tuple[Case, ...])
-        if any(case.arm is not arm or case.boot != boot.name for case in found):
-            raise MissingEvidence(f"{path} of boot {boot.name}")
+        workers = {report.process for report in evidence.record(f"{folder}/{WORKERS}", tuple[WorkerReport, ...])}
+        strange = {capture.process for case in found for capture in case.ranks} - workers
+        if strange or any(case.arm is not arm or case.boot != boot.name for case in found):
+            raise MissingEvidence(f"{path} of boot {boot.name} and its workers")
         if arm is Arm.NEGATIVE:
             controls = found
         else:
