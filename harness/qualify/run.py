@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from qualify import models
+from qualify.claims.derive import derive
 from qualify.errors import Interrupted, PreflightError, QualifyError, TargetError
 from qualify.evidence import EvidenceWriter, compress
 from qualify.host import observe_harness, observe_host
@@ -136,7 +137,7 @@ def qualify(
         # A second Ctrl-C must not cost the receipt of what was collected.
         shield()
         evidence.record(RUN, ledger.record())
-        receipt = build(bundle, profile)
+        receipt = build(bundle, profile, derive=derive)
     return receipt, failure
 
 
@@ -231,6 +232,8 @@ def _probe(launch: Launch, running: Running, ledger: _Ledger) -> None:
                 if session.cache is not None:
                     session.cache.phase = name
                 function(session)
+                if died := running.died():
+                    raise TargetError(f"{died} during {name}", phase=name)
 
 
 def _before_load(session: Session) -> None:
