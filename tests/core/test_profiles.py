@@ -84,7 +84,7 @@ def test_an_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
 
 def test_the_digest_is_of_the_content_not_of_the_file() -> None:
     """Comments and blank lines leave the digest alone; any value changes it."""
-    commented = "# note\n\n" + SMOKE.replace("[kv]", "\n[kv] # here\n")
+    commented = "# note\n\n" + SMOKE.replace("\n[kv]\n", "\n\n[kv] # here\n")
     assert profiles.parse(commented, "x").digest() == profiles.parse(SMOKE, "x").digest()
     changed = SMOKE.replace("seed = 1234", "seed = 1235")
     assert profiles.parse(changed, "x").digest() != profiles.parse(SMOKE, "x").digest()
