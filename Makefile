@@ -62,7 +62,7 @@ test-harness: .venv/.dev
 # The kernels are tested in the engine's environment, with their own tools beside it. nvcc is one of them: the CUDA
 # library is compiled and its machine code checked on machines without a GPU too.
 KERNEL_TOOLS := $(QUALIFY_CACHE)/kernel-tools
-ENGINE_PYTHON = $(BIN)/python -c "from qualify.environment import *; print(ensure_cpu_engine(default_cache(), print).python)"
+ENGINE_PYTHON = $(BIN)/python -c "from qualify.environment import cache_folder, ensure_cpu_engine as engine; print(engine(cache_folder(), print).python)"
 
 $(KERNEL_TOOLS)/.complete: .venv/.host kernels/requirements/test.txt kernels/requirements/cuda-build.txt
 	rm -rf $(KERNEL_TOOLS)
@@ -76,7 +76,7 @@ test-kernels: $(KERNEL_TOOLS)/.complete
 	export PYTHONPATH=$(KERNEL_TOOLS) VLLM_QOUT_NVCC=$(KERNEL_TOOLS)/nvidia/cu13/bin/nvcc PYTHONDONTWRITEBYTECODE=1; \
 	chmod -R u+x $(KERNEL_TOOLS)/nvidia/cu13/bin $(KERNEL_TOOLS)/nvidia/cu13/nvvm/bin; \
 	$$engine kernels/build_backend.py; \
-	$$engine -m pytest kernels/tests
+	$$engine -m pytest kernels/tests tests/inside
 
 .PHONY: test-engine
 test-engine: .venv/.dev

@@ -26,16 +26,6 @@ DEFAULT_PROFILE = "cpu-smoke"
 Note = Callable[[str], None]
 
 
-def cache_folder() -> Path:
-    """Where engines and models are kept: QUALIFY_CACHE, else .cache in the repository, else in the home folder."""
-    if given := os.environ.get("QUALIFY_CACHE"):
-        return Path(given).absolute()
-    checkout = Path(__file__).parents[2]
-    if (checkout / "pyproject.toml").is_file():
-        return checkout / ".cache"
-    return Path.home() / ".cache" / "vllm-qualify"
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="qualify")
 def cli() -> None:
@@ -58,6 +48,7 @@ def cli() -> None:
 def run(profile_name: str, target_name: str, model_folder: Path | None, out: Path | None, strict: bool) -> None:
     """Run the whole qualification: boots, probes, evidence, receipt, report."""
     from qualify import profiles
+    from qualify.environment import cache_folder
     from qualify.receipt.verdict import exit_code
     from qualify.report.progress import Progress
     from qualify.report.table import render_receipt
@@ -155,6 +146,7 @@ def expect(profile_name: str, as_json: bool) -> None:
 def doctor(as_json: bool) -> None:
     """What this host can run, and what is missing, each with its remedy."""
     from qualify.doctor import examine, render, render_json
+    from qualify.environment import cache_folder
 
     findings = examine(cache_folder())
     click.echo(render_json(findings) if as_json else render(findings))

@@ -66,6 +66,13 @@ class EngineEnv:
     locks: tuple[Path, ...] = ()
 
 
+def cache_folder() -> Path:
+    """Where engines and models are kept: QUALIFY_CACHE, else .cache in the checkout, else in the home folder."""
+    if named := os.environ.get("QUALIFY_CACHE"):
+        return Path(named).expanduser().absolute()
+    return ROOT / ".cache" if (ROOT / "pyproject.toml").is_file() else Path.home() / ".cache" / "vllm-qualify"
+
+
 def lock_digest(locks: tuple[Path, ...]) -> str:
     """sha256 over the lock files, in order. Raises PreflightError if one is missing."""
     digest = hashlib.sha256()

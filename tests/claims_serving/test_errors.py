@@ -47,6 +47,7 @@ class Left:
     storage: Storage = Storage.NONE
     target: str = "local"
     ready: float | None = 20.0
+    stopped: float = 62.0
 
 
 def exchange(
@@ -69,7 +70,7 @@ def judge(root: Path, left: Left) -> Claim:
             started_at="2026-11-30T06:00:00+00:00",
             ready_seconds=left.ready,
             stop_requested_seconds=60.0,
-            stopped_seconds=62.0,
+            stopped_seconds=left.stopped,
             outcome=left.outcome,
             processes=(process,),
             leftovers=left.leftovers,
@@ -100,13 +101,16 @@ CASES: dict[str, tuple[Left, tuple[Status, set[ReasonCode]]]] = {
     "fatal while serving": (Left(log(FATAL.format(time="06:00:30"))), FAILED),
     "fatal after the shutdown record": (Left(log(stop=STOP + FATAL.format(time="06:01:01"))), PASSED),
     "fatal after the stop, before the record": (Left(log(FATAL.format(time="06:01:00"))), PASSED),
-    "fatal after it, log two hours ahead": (Left(log(FATAL.format(time="08:01:00"), hour="08", stop="")), PASSED),
+    "fatal after it, log two hours ahead": (
+        Left(log(FATAL.format(time="08:01:00"), hour="08", stop=STOP.replace(" 06:", " 08:"))),
+        PASSED,
+    ),
     "fatal before it, log two hours ahead": (
-        Left(log(FATAL.format(time="08:00:30"), hour="08", stop="")),
+        Left(log(FATAL.format(time="08:00:30"), hour="08", stop=STOP.replace(" 06:", " 08:"))),
         FAILED,
     ),
     "fatal before it, log five hours behind": (
-        Left(log(FATAL.format(time="01:00:59"), hour="01", stop="")),
+        Left(log(FATAL.format(time="01:00:59"), hour="01", stop=STOP.replace(" 06:", " 01:"))),
         FAILED,
     ),
     "a second start in one log": (Left(START.format(hour="06") + log()), FAILED),
@@ -114,6 +118,15 @@ CASES: dict[str, tuple[Left, tuple[Status, set[ReasonCode]]]] = {
     "log of another process": (Left(log().replace(f"[{PID}]", "[7]")), (Status.INVALID, {CODE.EVIDENCE_MISSING})),
     "log without its ready line": (
         Left(log().replace("Application startup complete", "x")),
+        (Status.INVALID, {CODE.EVIDENCE_MISSING}),
+    ),
+    "log cut behind its ready line": (Left(log(stop="")), (Status.INVALID, {CODE.EVIDENCE_MISSING})),
+    "never ready in time": (
+        Left("Loading weights\n", outcome=BootOutcome.NOT_READY, ready=None, stopped=300.0),
+        (Status.FAILED, {CODE.START_TIMEOUT}),
+    ),
+    "list of requests without those of the probe": (
+        Left(exchanges=(exchange(phase="workers"),)),
         (Status.INVALID, {CODE.EVIDENCE_MISSING}),
     ),
     "empty log": (Left(""), (Status.INVALID, {CODE.EVIDENCE_MISSING})),

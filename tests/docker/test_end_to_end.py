@@ -10,7 +10,7 @@ import time
 import pytest
 from qualify import models, profiles
 from qualify.claims.model import Status
-from qualify.environment import default_cache
+from qualify.environment import cache_folder
 from qualify.publish import fetch, publish_receipt
 from qualify.receipt.model import Identity, Result
 from qualify.receipt.verify import review
@@ -57,8 +57,8 @@ def bundle(docker, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "bundle"
     progress = Progress()
     profile = profiles.load("cpu-smoke")
-    model = models.ensure(default_cache(), profile.model.recipe, profile.model.seed, progress.note)
-    target = ContainerTarget(IMAGE, default_cache(), progress.note, docker)
+    model = models.ensure(cache_folder(), profile.model.recipe, profile.model.seed, progress.note)
+    target = ContainerTarget(IMAGE, cache_folder(), progress.note, docker)
     _, failure = qualify(profile, target, model, folder, folder.parent / "work", progress)
     assert failure is None, failure
     return folder

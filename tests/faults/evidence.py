@@ -363,8 +363,16 @@ def no_ready_line(tree: Tree) -> None:
 
 
 def log_of_another_boot(tree: Tree) -> None:
-    one, other = tree.random.sample(SERVED, 2)
-    tree.write(f"{one}/engine.log.gz", tree.bytes(f"{other}/engine.log.gz"))
+    """A log that says the same, of a process that this boot did not start."""
+    path = f"{tree.random.choice(BOOTS)}/engine.log.gz"
+    tree.write(path, re.sub(rb"(Started server process \[)\d+", rb"\g<1>7", tree.bytes(path)))
+
+
+def end_the_log_early(tree: Tree) -> None:
+    """At a line end behind the ready line: nothing says that the engine was asked to stop."""
+    path = f"{tree.random.choice(BOOTS)}/engine.log.gz"
+    before_stop, _, _ = tree.bytes(path).partition(b"[shutdown]")
+    tree.write(path, before_stop.rpartition(b"\n")[0] + b"\n")
 
 
 def cut_the_log_file(tree: Tree) -> None:
@@ -428,6 +436,7 @@ SERVICE: tuple[tuple[str, Tamper, Verdicts], ...] = (
     ("an error in the cache server's log", error_in_the_cache_log, {ERRORS: failed(CODE.SERVICE_ERROR)}),
     ("the ready line is missing", no_ready_line, {ERRORS: invalid(CODE.EVIDENCE_MISSING)}),
     ("the log is of another boot", log_of_another_boot, {ERRORS: invalid(CODE.EVIDENCE_MISSING)}),
+    ("the log ends before the stop", end_the_log_early, {ERRORS: invalid(CODE.EVIDENCE_MISSING)}),
     ("the log holds a second start", second_start, {ERRORS: failed(CODE.SERVICE_ERROR)}),
     (
         "the log file is cut",

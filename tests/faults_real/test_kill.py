@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from qualify import profiles
-from qualify.cli import cache_folder
+from qualify.environment import cache_folder
 from qualify.errors import ExitCode
 
 pytestmark = pytest.mark.engine

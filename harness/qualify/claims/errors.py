@@ -49,6 +49,8 @@ REPORTED = frozenset(
     }
 )
 """Findings that look like errors and are none."""
+STOP_RECORDED_FROM = (0, 32)
+"""The vLLM version from which on we have seen the log record a requested stop."""
 ORDERLY = "shared memory "
 """Segments that an engine with a cache leaves at every orderly stop, and that the target removes: reported only."""
 REQUEST_PHASE = {Probe.KV_CONTROLS: f"kv.{Arm.NEGATIVE}"}
@@ -131,6 +133,8 @@ def _boot(evidence: Evidence, profile: Profile, boot: Boot, folder: str) -> Acco
             continue
         canary = _canary(facts, record, name, folder, local)
         checks.append(canary)
+        if name == "engine.log" and canary.status is Status.PASSED and record.outcome is BootOutcome.STOPPED:
+            checks.append(_reaches_stop(facts, folder))
         if canary.status is Status.PASSED:  # else it speaks of something else
             checks.extend(_log_side(decisive, name, folder))
         reported.extend(_as_json(finding, name) for finding in findings if finding.code in REPORTED)
@@ -244,6 +248,19 @@ def _canary(facts: LogFacts, record: BootRecord, name: str, where: str, local: b
         ReasonCode.EVIDENCE_MISSING,
         where=where,
         observed={"serving": sorted(serving), "started": sorted(pids)},
+        otherwise=Status.INVALID,
+    )
+
+
+def _reaches_stop(facts: LogFacts, where: str) -> Check:
+    """A log that ends before the requested stop hides what came behind its end. Older engines do not record a stop."""
+    version = facts.version.value if facts.version else ""
+    records = tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= STOP_RECORDED_FROM
+    return check(
+        "engine.log reaches the requested stop",
+        not records or facts.shutdown_requested is not None,
+        ReasonCode.EVIDENCE_MISSING,
+        where=where,
         otherwise=Status.INVALID,
     )
 
