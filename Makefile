@@ -53,7 +53,7 @@ lint: .venv/.dev
 	$(BIN)/mypy
 
 .PHONY: test
-test: lint test-harness test-kernels test-engine  ## everything that CI runs
+test: lint test-harness test-kernels  ## everything that CI runs
 
 .PHONY: test-harness
 test-harness: .venv/.dev
@@ -79,7 +79,7 @@ test-kernels: $(KERNEL_TOOLS)/.complete
 	$$engine -m pytest kernels/tests tests/inside
 
 .PHONY: test-engine
-test-engine: .venv/.dev
+test-engine: .venv/.dev  ## `make qualify`, review and kill tests on the real engine; wants a quiet machine
 	$(BIN)/pytest -m "engine and not docker"
 
 .PHONY: test-docker
