@@ -73,7 +73,7 @@ $(KERNEL_TOOLS)/.complete: .venv/.host kernels/requirements/test.txt kernels/req
 .PHONY: test-kernels
 test-kernels: $(KERNEL_TOOLS)/.complete
 	engine=$$($(ENGINE_PYTHON) | tail -n 1); \
-	export PYTHONPATH=$(KERNEL_TOOLS) VLLM_QOUT_NVCC=$(KERNEL_TOOLS)/nvidia/cu13/bin/nvcc PYTHONDONTWRITEBYTECODE=1; \
+	export PATH="$(KERNEL_TOOLS)/bin:$$PATH" PYTHONPATH=$(KERNEL_TOOLS) VLLM_QOUT_NVCC=$(KERNEL_TOOLS)/nvidia/cu13/bin/nvcc PYTHONDONTWRITEBYTECODE=1; \
 	chmod -R u+x $(KERNEL_TOOLS)/nvidia/cu13/bin $(KERNEL_TOOLS)/nvidia/cu13/nvvm/bin; \
 	$$engine kernels/build_backend.py; \
 	$$engine -m pytest kernels/tests tests/inside
