@@ -24,7 +24,7 @@ from qualify.model import Record
 from qualify.profiles import Profile
 
 MIN_MEMORY_BYTES = 8 * 2**30
-"""Two workers, the engine's core, the server and a cache server; measured peak of cpu-smoke: below 8 GiB."""
+"""Two workers, the engine's core, the server and a cache server. Assumed: the peak of cpu-smoke was not measured."""
 
 RUN_BYTES = 2 * 10**9
 """Disk for one run beside the engine: cache storage and evidence."""

@@ -27,15 +27,15 @@ class ExpectedBoot(Record):
 
 
 class Expectation(Record):
-    """What `qualify expect` prints. A list that is null does not apply to this engine; `graphs_reason` says why."""
+    """What `qualify expect` prints."""
 
     profile: str
     digest: str
     tensor_parallel: int
     boots: tuple[ExpectedBoot, ...]
     restores: tuple[ExpectedRestore, ...]
-    graphs: dict[str, tuple[int, ...]] | None
-    graphs_reason: str | None
+    graphs: str
+    """Why no capture sets are predicted."""
     required: tuple[str, ...]
     optional: tuple[str, ...]
     not_asked: tuple[str, ...]
@@ -50,8 +50,7 @@ def expect(profile: Profile) -> Expectation:
         tensor_parallel=profile.engine.tensor_parallel,
         boots=tuple(_boot(profile, boot) for boot in profile.boots),
         restores=tuple(_restore(tokens, profile.cache.chunk_tokens) for tokens in profile.kv.prompt_tokens),
-        graphs=None,
-        graphs_reason="the CPU engine records no CUDA graphs",
+        graphs="the CPU engine records no CUDA graphs" if profile.engine.kind == "cpu" else "not predicted yet",
         required=profile.claims.required,
         optional=profile.claims.optional,
         not_asked=tuple(claim for claim in ClaimId if claim not in asked),
@@ -72,8 +71,7 @@ def render(expectation: Expectation) -> str:
         f"  {restore.prompt_tokens}: {restore.external_tokens} + {restore.computed_tokens}"
         for restore in expectation.restores
     ]
-    lines.append(f"graphs: none, {expectation.graphs_reason}" if expectation.graphs is None else "graphs:")
-    lines += [f"  {name}: {', '.join(map(str, sizes))}" for name, sizes in (expectation.graphs or {}).items()]
+    lines.append(f"graphs: {expectation.graphs}")
     lines.append(f"claims required: {', '.join(expectation.required)}")
     if expectation.optional:
         lines.append(f"claims optional: {', '.join(expectation.optional)}")

@@ -32,7 +32,7 @@ SCHEMAS = {
 """The promised operators: every mutated argument is marked, and nothing is returned."""
 
 RULES = frozenset(f"rule{number:02}" for number in range(1, 41))
-"""The bad inputs that must be rejected before launch, as docs/operator-contract.md numbers them."""
+"""The bad inputs that must be rejected before launch, as kernels/vllm_qout/rejections.py numbers them."""
 
 KINDS = frozenset({"schema", "reject", "numerics", "edge", "allocation"})
 

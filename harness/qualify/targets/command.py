@@ -138,6 +138,6 @@ def cache_server(profile: Profile, places: Places) -> Command:
     argv += ["--chunk-size", str(settings.chunk_tokens), "--l1-size-gb", str(settings.memory_gigabytes)]
     argv += ["--eviction-policy", "LRU", "--supported-transfer-mode", settings.transfer_mode]
     argv += ["--l2-adapter", json.dumps({"type": "fs", "base_path": places.storage})]
-    # One thread: the ranks spin on the cores, and copies in several threads then wait for each other for minutes.
+    # The ranks keep the cores busy, so the copies get one thread. It did not end the stalls that were seen (README).
     environment = {**QUIET, "TMPDIR": places.scratch, "OMP_NUM_THREADS": "1"}
     return Command("cache", (*argv, *settings.arguments), environment)
