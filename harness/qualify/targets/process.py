@@ -39,7 +39,7 @@ class Ended:
 
 
 class Supervised:
-    """One command below a supervisor, in a session of its own; its output is appended to `log`.
+    """One command below a supervisor, in a process group of its own; its output is appended to `log`.
 
     `scratch` is a folder that the supervisor removes at the end, also if the harness is killed.
     """
@@ -71,7 +71,7 @@ class Supervised:
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(control, status),
-                start_new_session=True,
+                process_group=0,  # Ctrl-C is for the harness; supervisor.py says why it is no session
             )
         except BaseException:
             os.close(self._control)

@@ -152,7 +152,9 @@ class Supervisor:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,
+                    # No session of its own: Linux's autogroup schedules sessions against each other, and engine
+                    # workers that spin in sched_yield kept the cache server off the CPU for up to 16 s (Linux 6.18).
+                    process_group=0,
                     preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has one thread)
                 )
         except OSError as error:
