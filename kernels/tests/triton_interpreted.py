@@ -127,6 +127,13 @@ def test_extreme_queries_stay_defined():
     assert (case.q_out[:2, :3] == 0).all()
 
 
+@pytest.fixture
+def unchecked(monkeypatch):
+    """As on a GPU, whose slots and positions the checks cannot read."""
+    monkeypatch.setattr(triton_ops, "_check", lambda *_: None)
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("slot", [-2, 3 * 64, 2**40])
 def test_slots_outside_the_cache_write_nothing(slot):
     """A slot that the cache does not have leaves every byte as it was."""
@@ -136,6 +143,7 @@ def test_slots_outside_the_cache_write_nothing(slot):
     assert (case.storage == SENTINEL).all()
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("position", [-1, 50, 2**40])
 def test_positions_outside_the_table_are_not_read(position):
     """Such a position must not load from outside the table; it rotates to zero."""
@@ -151,7 +159,7 @@ def test_rejected_calls_write_nothing():
     case = Case(2)
     case.positions = case.positions.int()
     q_out, storage = case.q_out.view(torch.int16).clone(), case.storage.clone()
-    with pytest.raises(RuntimeError, match=r"^position_ids: got dtype Int; needs dtype Long$"):
+    with pytest.raises(RuntimeError, match=r"position_ids: got dtype Int; needs dtype Long"):
         fused(triton_ops, case)
     assert torch.equal(case.q_out.view(torch.int16), q_out)
     assert torch.equal(case.storage, storage)
@@ -235,7 +243,7 @@ def test_bf16_bits_equal_torch():
 
 
 def test_registered_backend_answers_for_its_dispatch_key():
-    """After `register`, torch.ops calls of that key run the Triton code, with its Python checks."""
+    """After `register`, torch.ops calls of that key run the Triton code, with its checks."""
     from vllm_qout import ops
 
     registration = triton_ops.register("CPU")
@@ -245,7 +253,7 @@ def test_registered_backend_answers_for_its_dispatch_key():
         fused(triton_ops, direct)
         assert torch.equal(ours.q_out.view(torch.int16), direct.q_out.view(torch.int16))
         assert torch.equal(ours.storage, direct.storage)
-        with pytest.raises(RuntimeError, match=r"^eps: got -1; needs a finite value of at least 0$"):
+        with pytest.raises(RuntimeError, match=r"eps: got -1; needs a finite value of at least 0"):
             fused(ops, ours, eps=-1.0)
     finally:
         registration._destroy()

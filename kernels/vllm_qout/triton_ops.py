@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_qout import validation
+from vllm_qout import ops
 
 
 class Encoding(Enum):
@@ -250,6 +250,13 @@ def _launch_fused(
     )
 
 
+def _check(operator: str, k_cache: Tensor, *arguments: object) -> None:
+    """The checks of the C++ library. It also judges slots and positions where the host can read them."""
+    if k_cache.device.type == "cuda" and torch.version.hip is None:
+        torch.ops.vllm_qout.check_capability(*torch.cuda.get_device_capability(k_cache.device))
+    getattr(torch.ops.vllm_qout, f"check_{operator}")(*arguments)
+
+
 def fused_qnorm_rope_kv_insert(
     q_in: Tensor,
     kv: Tensor,
@@ -265,9 +272,21 @@ def fused_qnorm_rope_kv_insert(
 ) -> None:
     """Normalises and rotates `q_in` [N, H, 512] into `q_out` [>=N, P, 512] and inserts `kv` [N, 512].
 
-    `encoding` None means the device's own. Raises `validation.ArgumentError` before any launch.
+    `encoding` None means the device's own. Raises RuntimeError before any launch.
     """
-    validation.check_fused(q_in, kv, q_out, k_cache, slot_mapping, position_ids, cos_sin_cache, eps, cache_block_size)
+    _check(
+        "fused_qnorm_rope_kv_insert",
+        k_cache,
+        q_in,
+        kv,
+        q_out,
+        k_cache,
+        slot_mapping,
+        position_ids,
+        cos_sin_cache,
+        eps,
+        cache_block_size,
+    )
     _launch_fused(
         q_in,
         q_out,
@@ -296,7 +315,18 @@ def qnorm_rope_kv_insert_(
     encoding: Encoding | None = None,
 ) -> None:
     """The fused operator with `q` [N, H, 512] rewritten in place and no padding."""
-    validation.check_in_place(q, kv, k_cache, slot_mapping, position_ids, cos_sin_cache, eps, cache_block_size)
+    _check(
+        "qnorm_rope_kv_insert_",
+        k_cache,
+        q,
+        kv,
+        k_cache,
+        slot_mapping,
+        position_ids,
+        cos_sin_cache,
+        eps,
+        cache_block_size,
+    )
     _launch_fused(
         q,
         q,
@@ -322,7 +352,7 @@ def kv_rope_insert(
     encoding: Encoding | None = None,
 ) -> None:
     """Inserts `kv` [N, 512] without any query; rows past `slot_mapping` are ignored."""
-    validation.check_kv(kv, k_cache, slot_mapping, position_ids, cos_sin_cache, cache_block_size)
+    _check("kv_rope_insert", k_cache, kv, k_cache, slot_mapping, position_ids, cos_sin_cache, cache_block_size)
     if slot_mapping.shape[0] == 0:
         return
     _context_kernel[(slot_mapping.shape[0],)](
@@ -353,8 +383,6 @@ def register(dispatch_key: str = "CUDA") -> torch.library.Library:
 
     AMD devices use the key "CUDA". The registration lives as long as the returned library.
     """
-    from vllm_qout import ops
-
     library = torch.library.Library(ops.NAMESPACE, "IMPL")
     for name, implementation in IMPLEMENTATIONS.items():
         library.impl(name, implementation, dispatch_key)
