@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# docker buildx bake --file docker/docker-bake.hcl engine-cpu engine-cuda
+# docker buildx bake --file docker/docker-bake.hcl engine-cpu engine-cuda kernels-cuda
 # docker/build.sh sets the variables and fills build/wheels first.
 
 variable "BASE" { default = "vllm-qualify-base:bookworm" }
 variable "BASE_DIGEST" { default = "unknown" }
+variable "SOURCE" { default = "unknown" }
 variable "REVISION" { default = "unknown" }
 variable "LOCK_SHA256" { default = "unknown" }
 variable "TAG" { default = "" }
@@ -20,6 +21,7 @@ target "engine" {
     BASE              = BASE
     BASE_NAME         = BASE
     BASE_DIGEST       = BASE_DIGEST
+    SOURCE            = SOURCE
     REVISION          = REVISION
     LOCK_SHA256       = LOCK_SHA256
     SOURCE_DATE_EPOCH = SOURCE_DATE_EPOCH
@@ -40,4 +42,10 @@ target "engine-cuda" {
   inherits = ["engine"]
   target   = "engine-cuda"
   tags     = [TAG != "" ? TAG : "vllm-qualify-engine:cuda"]
+}
+
+target "kernels-cuda" {
+  inherits = ["engine"]
+  target   = "kernels-cuda"
+  tags     = [TAG != "" ? TAG : "vllm-qualify-engine:kernels"]
 }

@@ -26,5 +26,9 @@ for version in 3.12 3.13; do
   fi
 done
 
+# For the one Python that GPU hosts without a network have; `qualify bundle` makes the engine from it.
+compile requirements/engine-cuda.in --excludes requirements/engine-cuda.excludes --only-binary :all: --no-annotate \
+  --python-platform x86_64-manylinux_2_34 --python-version 3.12 --output-file requirements/engine-cuda.txt
+
 compile kernels/requirements/test.in --universal --python-version 3.11 --no-annotate \
   --output-file kernels/requirements/test.txt

@@ -112,6 +112,7 @@ def publish(folder: Path, reference: str) -> None:
     published = publish_receipt(folder, reference, lambda text: click.echo(text, err=True))
     tag = "the tag names it" if published.tag_moved else f"the tag was left alone: {published.kept}"
     click.echo(f"published {published.manifest_digest} with its receipt {published.receipt_digest}; {tag}")
+    sys.exit(ExitCode.PASSED if published.tag_moved or published.reference.tag is None else ExitCode.FAILED)
 
 
 @cli.command()
@@ -153,6 +154,24 @@ def doctor(as_json: bool) -> None:
 
 
 @cli.command()
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for manifest, unpacker and parts.")
+@click.option("--part-size", default=62, show_default=True, type=click.IntRange(1), help="MB of one part.")
+@click.option("--python", default="python3.12", show_default=True, help="A Python 3.12 with venv and pip.")
+@click.option("--harness-only", is_flag=True, help="Renew the harness in an existing bundle.")
+def bundle(out: Path, part_size: int, python: str, harness_only: bool) -> None:
+    """Build the CUDA engine and this harness for a GPU host without a network."""
+    from qualify.bundle import make, renew_harness
+    from qualify.report.progress import Progress
+
+    note, part_bytes = Progress().note, part_size * 10**6
+    if harness_only:
+        manifest = renew_harness(out.absolute(), part_bytes, note)
+    else:
+        manifest = make(out.absolute(), python, part_bytes, note)
+    click.echo(f"{manifest}: copy its folder to the host and run python3 unpack.py FOLDER there")
+
+
+@cli.command()
 @click.argument("logs", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def explain(logs: tuple[str, ...], as_json: bool) -> None:
@@ -169,7 +188,7 @@ def _open(
 
     Raises UsageError for a target of unknown kind, PreflightError if this host cannot run the target.
     """
-    from qualify import doctor, environment
+    from qualify import doctor, environment, gpus
 
     if target_name.startswith("url:"):
         from qualify.targets.endpoint import EndpointTarget
@@ -184,6 +203,10 @@ def _open(
         from qualify.targets.local import LocalTarget
 
         doctor.refuse_if_unable(profile, cache)
+        if profile.engine.kind == "cuda":
+            engine = environment.bundled_engine()
+            chosen = gpus.pick_idle(profile.engine.tensor_parallel)
+            return LocalTarget(profile, engine, note, chosen), _model(profile, model, cache, note)
         engine = environment.ensure_cpu_engine(cache, note)
         return LocalTarget(profile, engine, note), _model(profile, model, cache, note)
     raise UsageError(f"there is no target {target_name!r}", remedy="use local, image:REF or url:URL")

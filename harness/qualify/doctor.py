@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 from pydantic import TypeAdapter
 
+from qualify import gpus
 from qualify.environment import ENGINE_LOCK, NEEDED_BYTES, PYTHONS, TORCH_LOCK, lock_digest, version_with_venv
 from qualify.errors import PreflightError
 from qualify.model import Record
@@ -63,6 +64,8 @@ class Facts(Record):
     docker: str | None
     docker_problem: str | None
     gpus: tuple[str, ...]
+    gpu_users: tuple[str, ...] = ()
+    """Processes on the GPUs, as far as the driver shows them."""
     driver: str | None
     engine_installed: bool
 
@@ -88,7 +91,9 @@ def unable(profile: Profile, facts: Facts) -> Finding | None:
             observed=f"profile {profile.name} needs {ranks} NVIDIA GPUs, {len(facts.gpus)} are visible",
             remedy="run on such a host, or use the profile cpu-smoke",
         )
-    if profile.engine.kind == "cpu" and facts.cores < ranks:
+    if profile.engine.kind == "cuda":
+        return None  # what follows is about the CPU engine, which is installed here
+    if facts.cores < ranks:
         return _cores(facts, ranks)
     return next((finding for finding in diagnose(facts) if finding.severity is Severity.BLOCKING), None)
 
@@ -127,7 +132,7 @@ def render_json(findings: tuple[Finding, ...]) -> str:
 
 def observe(cache: Path) -> Facts:
     """Look at the machine; takes a second at most and changes nothing."""
-    gpus, driver = _nvidia()
+    seen = gpus.observe()
     docker, problem = _docker()
     return Facts(
         system=sys.platform,
@@ -140,8 +145,9 @@ def observe(cache: Path) -> Facts:
         compiler=shutil.which(os.environ.get("CXX", "g++")),
         docker=docker,
         docker_problem=problem,
-        gpus=gpus,
-        driver=driver,
+        gpus=tuple(gpu.record.name for gpu in seen),
+        gpu_users=tuple(f"{user.name} (pid {user.pid})" for user in (gpus.users() or ()) if seen),
+        driver=seen[0].record.driver if seen else None,
         engine_installed=_engine_installed(cache),
     )
 
@@ -231,11 +237,14 @@ def _docker_daemon(facts: Facts) -> Finding:
 
 
 def _gpus(facts: Facts) -> Finding:
+    used = f"; used by {', '.join(facts.gpu_users)}" if facts.gpu_users else ""
     return _finding(
         "NVIDIA GPUs",
-        len(facts.gpus) >= 2,
-        observed=f"{', '.join(facts.gpus)}; driver {facts.driver}" if facts.gpus else "none",
-        remedy="claims about CUDA graphs and GPU memory need two of them and their driver",
+        bool(facts.gpus) and not facts.gpu_users,
+        observed=f"{', '.join(facts.gpus)}; driver {facts.driver}{used}" if facts.gpus else "none",
+        remedy="end what uses them"
+        if facts.gpus
+        else "claims about CUDA graphs and GPU memory need them and their driver",
         otherwise=Severity.MISSING,
     )
 
@@ -281,15 +290,6 @@ def _docker() -> tuple[str | None, str | None]:
     if status == 0:
         return f"daemon {output}", None
     return None, "a client is there, but no daemon answers it: start Docker, or join its group"
-
-
-def _nvidia() -> tuple[tuple[str, ...], str | None]:
-    client = shutil.which("nvidia-smi")
-    if client is None:
-        return (), None
-    status, output = _ask([client, "--query-gpu=name,driver_version", "--format=csv,noheader"])
-    rows = [line.rpartition(", ") for line in output.splitlines()] if status == 0 else []
-    return tuple(name for name, _, _ in rows), rows[0][2] if rows else None
 
 
 def _ask(argv: list[str]) -> tuple[int, str]:

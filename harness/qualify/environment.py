@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -17,7 +18,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from qualify.errors import PreflightError
@@ -64,6 +65,10 @@ class EngineEnv:
     path: Path
     lock_digest: str | None
     locks: tuple[Path, ...] = ()
+    pruned: Path | None = None
+    """The list of files that the bundle left out on purpose."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """What this host's engine processes need beside the inherited environment: paths of this host."""
 
 
 def cache_folder() -> Path:
@@ -110,6 +115,37 @@ def ensure_cpu_engine(cache: Path, progress: Progress) -> EngineEnv:
             f"the engine cannot be installed below {cache}: {error.strerror}", remedy="free space or set QUALIFY_CACHE"
         ) from error
     return env
+
+
+def bundled_engine() -> EngineEnv:
+    """The CUDA engine of the unpacked bundle that this harness runs from. Raises PreflightError if it is no bundle."""
+    named = os.environ.get("QUALIFY_BUNDLE")
+    if not named:
+        raise PreflightError(
+            "the CUDA engine runs from an unpacked bundle only",
+            remedy="make one with qualify bundle, see docs/gpu-host.md",
+        )
+    root = Path(named)
+    try:
+        libraries = json.loads((root / "host.json").read_bytes())["libraries"]
+    except (OSError, ValueError, KeyError):
+        raise PreflightError(f"{root} is no whole bundle: host.json", remedy="unpack it anew") from None
+    lock = root / "locks" / "engine-cuda.txt"
+    engine = root / "engine"
+    return EngineEnv(
+        python=engine / "bin" / "python",
+        path=engine,
+        lock_digest=lock_digest((lock,)),
+        locks=(lock,),
+        pruned=root / "pruned.json",
+        variables={
+            # ninja, for the kernels that are compiled on the host.
+            "PATH": os.pathsep.join([str(engine / "bin"), os.environ.get("PATH", os.defpath)]),
+            "LD_LIBRARY_PATH": os.pathsep.join(
+                [*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])],
+            ),
+        },
+    )
 
 
 def find_python() -> Path:
@@ -213,7 +249,8 @@ def _install_torch(env: EngineEnv, log: Path, progress: Progress) -> None:
     try:
         _pip(env, TORCH_LOCK, (), log, progress)
     except PreflightError as error:
-        if not any("No matching distribution" in line for line in error.tail):
+        # With a constraint file pip words it as a conflict.
+        if not any("No matching distribution" in line or "ResolutionImpossible" in line for line in error.tail):
             raise
         progress(f"the configured index has no CPU build of torch; asking {TORCH_CPU_INDEX}")
         _pip(env, TORCH_LOCK, ("--index-url", TORCH_CPU_INDEX), log, progress)
@@ -234,7 +271,7 @@ def _pip_remedy(tail: tuple[str, ...]) -> str:
         return "free space or set QUALIFY_CACHE"
     if "HASHES" in text or "hashes" in text:
         return "the index serves other files than the lock names: check the index, or make the lock anew"
-    if "No matching distribution" in text or "Connection" in text or "resolve" in text:
+    if any(sign in text for sign in ("No matching distribution", "ResolutionImpossible", "Connection", "resolve")):
         return "check the network and pip's index settings (pip config list)"
     return "see pip's last lines"
 

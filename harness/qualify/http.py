@@ -18,6 +18,7 @@ from qualify.model import Record
 class Exchange(Record):
     """One request of the harness and how it ended. `seconds` count from the send; `at` from the client's start."""
 
+    boot: str
     phase: str
     method: str
     path: str
@@ -28,10 +29,11 @@ class Exchange(Record):
 
 
 class Client:
-    """A small synchronous client for one server on loopback; appends every exchange to `log` as JSON lines."""
+    """A small synchronous client for one server of a boot; appends every exchange to `log` as JSON lines."""
 
-    def __init__(self, base_url: str, log: Path, *, timeout: float = 60.0) -> None:
+    def __init__(self, base_url: str, log: Path, boot: str, *, timeout: float = 60.0) -> None:
         self.base_url = base_url.rstrip("/")
+        self.boot = boot
         self.phase = "start"
         self._http = httpx.Client(base_url=self.base_url, timeout=timeout, trust_env=False)
         self._log = log
@@ -72,6 +74,7 @@ class Client:
         """Write down an exchange that was made elsewhere (the load generator's); `began` is time.monotonic()."""
         now = time.monotonic()
         exchange = Exchange(
+            boot=self.boot,
             phase=self.phase,
             method=method,
             path=path,

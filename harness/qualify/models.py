@@ -1,30 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models: a tiny hybrid one that is made here from a seed, and the identity of any model directory.
+"""Models: those that are made from a seed, and the identity of any model directory.
 
-The recipe has the shape of Gemma 3: sliding-window and full-attention layers, so that the engine forms several
-KV-cache groups. Its weights are real random numbers, so tensor-parallel ranks hold different KV and a mix-up of
-ranks cannot pass. Everything follows from the seed through integer arithmetic: the same seed gives the same bytes.
+The recipe here has the shape of Gemma 3, another is in deepseek.py: sliding-window and full-attention layers, so that
+the engine forms several KV-cache groups. Its weights are real random numbers, so tensor-parallel ranks hold different
+KV and a mix-up of ranks cannot pass. Everything follows from the seed through integer arithmetic: the same seed gives
+the same bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
+from qualify import deepseek
 from qualify.errors import PreflightError, UsageError
 from qualify.records import ModelFile, ModelFiles
+from qualify.seeded import (
+    BOS,
+    EOS,
+    PAD,
+    Floats,
+    Randomness,
+    answer_words,
+    generation_config,
+    tokenizer_config,
+    train_tokenizer,
+)
 
 LISTING = "qualify-files.json"
 """The digests of a model that was made here; it lies beside the files it lists."""
@@ -59,19 +71,36 @@ class Recipe(NamedTuple):
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self._asdict(), sort_keys=True).encode()).hexdigest()
 
+    def config(self) -> dict[str, Any]:
+        names = {"s": "sliding_attention", "f": "full_attention"}
+        return {
+            "architectures": ["Gemma3ForCausalLM"],
+            "model_type": "gemma3_text",
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": len(self.layers),
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_size,
+            "query_pre_attn_scalar": self.head_size,
+            "max_position_embeddings": self.positions,
+            "sliding_window": self.window,
+            "layer_types": [names[letter] for letter in self.layers],
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+            "bos_token_id": BOS,
+            "eos_token_id": EOS,
+            "pad_token_id": PAD,
+            "torch_dtype": "float32",
+        }
 
-RECIPES = {recipe.name: recipe for recipe in (Recipe(),)}
 
-SPECIAL = ("<pad>", "<bos>", "<eos>", "<turn>", "</turn>")
-PAD, BOS, EOS = 0, 1, 2
-
-CHAT_TEMPLATE = (
-    "{{ bos_token }}"
-    "{% for message in messages %}"
-    "<turn>{{ message['role'] }}\n{{ message['content'] }}</turn>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
-)
+RECIPES: dict[str, Recipe | deepseek.Recipe] = {recipe.name: recipe for recipe in (Recipe(), deepseek.Recipe())}
 
 
 def ensure(cache: Path, recipe_name: str, seed: int, progress: Progress) -> Path:
@@ -195,7 +224,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _make_atomically(recipe: Recipe, seed: int, folder: Path) -> None:
+def _make_atomically(recipe: Recipe | deepseek.Recipe, seed: int, folder: Path) -> None:
     """Write into a folder beside the target and rename it, so that no reader sees half a model."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -211,122 +240,25 @@ def _make_atomically(recipe: Recipe, seed: int, folder: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _make(recipe: Recipe, seed: int, folder: Path) -> None:
-    tokenizer = _train_tokenizer(recipe, _Randomness(seed, "corpus"))
+def _make(recipe: Recipe | deepseek.Recipe, seed: int, folder: Path) -> None:
+    tokenizer = train_tokenizer(recipe.vocabulary, Randomness(seed, "corpus"))
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(recipe))
-    _write_json(folder / "config.json", _config(recipe))
-    _write_json(folder / "generation_config.json", _generation_config())
-    save_file(_weights(recipe, seed, tokenizer), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(recipe.positions))
+    _write_json(folder / "config.json", recipe.config())
+    _write_json(folder / "generation_config.json", generation_config())
+    weights = folder / "model.safetensors"
+    if isinstance(recipe, deepseek.Recipe):
+        deepseek.write(recipe, seed, tokenizer, weights)
+    else:
+        save_file(_weights(recipe, seed, tokenizer), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _config(recipe: Recipe) -> dict[str, Any]:
-    names = {"s": "sliding_attention", "f": "full_attention"}
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "vocab_size": recipe.vocabulary,
-        "hidden_size": recipe.hidden,
-        "intermediate_size": recipe.intermediate,
-        "num_hidden_layers": len(recipe.layers),
-        "num_attention_heads": recipe.heads,
-        "num_key_value_heads": recipe.kv_heads,
-        "head_dim": recipe.head_size,
-        "query_pre_attn_scalar": recipe.head_size,
-        "max_position_embeddings": recipe.positions,
-        "sliding_window": recipe.window,
-        "layer_types": [names[letter] for letter in recipe.layers],
-        "hidden_activation": "gelu_pytorch_tanh",
-        "rope_theta": 1000000.0,
-        "rope_local_base_freq": 10000.0,
-        "rms_norm_eps": 1e-6,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "pad_token_id": PAD,
-        "torch_dtype": "float32",
-    }
-
-
-def _generation_config() -> dict[str, Any]:
-    """Sampling defaults. Among the best 64 every logit is positive, so sampled answers do not end early either
-    (see _head)."""
-    return {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD, "top_k": 64}
-
-
-def _tokenizer_config(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": SPECIAL[BOS],
-        "eos_token": SPECIAL[EOS],
-        "pad_token": SPECIAL[PAD],
-        "model_max_length": recipe.positions,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
-
-
-class _Randomness:
-    """A stream of numbers that is the same on every machine and numpy version: only raw PCG64 output is used."""
-
-    def __init__(self, seed: int, purpose: str) -> None:
-        key = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
-        self._bits = np.random.PCG64(int.from_bytes(key[:16], "little"))
-
-    def below(self, limit: int) -> int:
-        """An integer in [0, limit); the bias of the remainder is of no interest here."""
-        return int(self._bits.random_raw()) % limit
-
-    def uniform(self, shape: tuple[int, ...], deviation: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Numbers of mean 0 and the given standard deviation, uniform, from 24 random bits each."""
-        raw = self._bits.random_raw(int(np.prod(shape))) >> np.uint64(40)
-        unit = raw.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
-        return (unit * np.float32(deviation * 3.0**0.5)).reshape(shape)
-
-
-def _train_tokenizer(recipe: Recipe, random: _Randomness) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocabulary,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_corpus(random), trainer=trainer)
-    if tokenizer.get_vocab_size() != recipe.vocabulary:
-        raise AssertionError(f"the corpus gives {tokenizer.get_vocab_size()} tokens, not {recipe.vocabulary}")
-    return tokenizer
-
-
-SUBJECTS = ("a worker", "the scheduler", "one rank", "every block", "the cache", "this prompt", "a request", "a probe")
-VERBS = ("holds", "stores", "reads", "counts", "restores", "drops", "hashes", "sends", "awaits", "compares")
-OBJECTS = ("its keys", "two chunks", "the last page", "a table of blocks", "no bytes", "each value", "a digest")
-JOINTS = ("and", "while", "because", "unless", "before", "after", "so that", "although")
-SYLLABLES = (*(first + last for first in "bdfgklmnprstvz" for last in "aeio"), "gren", "stel", "dorn", "mund")
-
-
-def _corpus(random: _Randomness) -> Iterator[str]:
-    """Plain sentences, invented words and numbers: enough variety for the trainer to fill its vocabulary."""
-
-    def pick(words: tuple[str, ...]) -> str:
-        return words[random.below(len(words))]
-
-    for _ in range(6000):
-        word = "".join(pick(SYLLABLES) for _ in range(2 + random.below(2)))
-        clause = f"{pick(SUBJECTS)} {pick(VERBS)} {pick(OBJECTS)}"
-        ending = f"{word} {pick(VERBS)} {pick(OBJECTS)}, {random.below(10000)} times"
-        yield f"{clause.capitalize()} {pick(JOINTS)} {ending}.\n"
-
-
-def _weights(recipe: Recipe, seed: int, tokenizer: Tokenizer) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+def _weights(recipe: Recipe, seed: int, tokenizer: Tokenizer) -> dict[str, Floats]:
     """Every matrix keeps the variance of a normalized input; the norms' stored weight is the offset from one."""
     hidden, inner = recipe.hidden, recipe.intermediate
     queries, keys = recipe.heads * recipe.head_size, recipe.kv_heads * recipe.head_size
@@ -351,24 +283,14 @@ def _weights(recipe: Recipe, seed: int, tokenizer: Tokenizer) -> dict[str, np.nd
             norms[f"{at}.{norm}_layernorm.weight"] = (hidden, 0.0)
         norms[f"{at}.post_attention_layernorm.weight"] = (hidden, recipe.attention_gain - 1.0)
     tensors = {
-        name: _Randomness(seed, name).uniform(shape, deviation=shape[1] ** -0.5) for name, shape in shapes.items()
+        name: Randomness(seed, name).uniform(shape, deviation=shape[1] ** -0.5) for name, shape in shapes.items()
     }
     tensors |= {name: np.full(size, value, dtype=np.float32) for name, (size, value) in norms.items()}
     # The engine multiplies embeddings by sqrt(hidden): this deviation makes them of unit variance there.
-    tensors["model.embed_tokens.weight"] = _Randomness(seed, "embedding").uniform(
+    tensors["model.embed_tokens.weight"] = Randomness(seed, "embedding").uniform(
         (recipe.vocabulary, hidden), deviation=hidden**-0.5
     )
-    tensors["lm_head.weight"] = _head(recipe, seed, tokenizer)
+    tensors["lm_head.weight"] = np.zeros((recipe.vocabulary, hidden), dtype=np.float32)
+    words = answer_words(tokenizer, recipe.answer_tokens)
+    tensors["lm_head.weight"][words] = Randomness(seed, "head").uniform((len(words), hidden), deviation=hidden**-0.5)
     return tensors
-
-
-def _head(recipe: Recipe, seed: int, tokenizer: Tokenizer) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The output matrix: random rows for some plain words, zero for all else. A logit of 0 never wins against the
-    largest of hundreds, so greedy answers neither end early nor hold broken characters."""
-    texts = [(token, tokenizer.decode([token])) for token in range(recipe.vocabulary)]
-    words = [token for token, text in texts if re.fullmatch(r" [a-z]{2,}", text)][-recipe.answer_tokens :]
-    if len(words) != recipe.answer_tokens:
-        raise AssertionError(f"the tokenizer has {len(words)} plain words, not {recipe.answer_tokens}")
-    head = np.zeros((recipe.vocabulary, recipe.hidden), dtype=np.float32)
-    head[words] = _Randomness(seed, "head").uniform((len(words), recipe.hidden), deviation=recipe.hidden**-0.5)
-    return head

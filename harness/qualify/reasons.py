@@ -45,12 +45,33 @@ class ReasonCode(StrEnum):
     STREAM_BROKEN = "stream_broken"
     OUTPUT_DEGENERATE = "output_degenerate"
     OUTPUT_NOT_REPRODUCED = "output_not_reproduced"
+    # graphs
+    GRAPH_CONFIG_MISMATCH = "graph_config_mismatch"
+    GRAPH_SHAPE_MISSING = "graph_shape_missing"
+    GRAPH_SHAPE_EXTRA = "graph_shape_extra"
+    GRAPH_RANKS_DIFFER = "graph_ranks_differ"
+    GRAPH_DOWNGRADED = "graph_downgraded"
+    GRAPH_NOT_REPLAYED = "graph_not_replayed"
+    GRAPH_STEPS_UNCOUNTED = "graph_steps_uncounted"
+    GRAPH_LOG_DISAGREES = "graph_log_disagrees"
+    # plugin
+    PLUGIN_INACTIVE = "plugin_inactive"
+    PLUGIN_NOT_OFF = "plugin_not_off"
+    PLUGIN_METHOD_MISMATCH = "plugin_method_mismatch"
+    PLUGIN_ADDRESS_MOVED = "plugin_address_moved"
+    PLUGIN_NOT_RESERVED = "plugin_not_reserved"
+    PLUGIN_FELL_BACK = "plugin_fell_back"
+    PLUGIN_CHANGES_OUTPUT = "plugin_changes_output"
+    PLUGIN_CHANGES_KV = "plugin_changes_kv"
     # memory
     ADMISSION_MISSING = "admission_missing"
     ADMISSION_DISAGREES = "admission_disagrees"
     MEMORY_GREW = "memory_grew"
     ALLOCATION_RETRY = "allocation_retry"
     KV_BELOW_FLOOR = "kv_below_floor"
+    LOAD_TOO_SMALL = "load_too_small"
+    ADMISSION_UNEXPLAINED = "admission_unexplained"
+    RESERVATION_NOT_COUNTED = "reservation_not_counted"
     # KV restore
     BYTES_DIFFER = "bytes_differ"
     BLOCK_NO_COLD = "block_no_cold"
@@ -83,6 +104,7 @@ class ReasonCode(StrEnum):
     LATE_DROP = "late_drop"
     STALLED = "stalled"
     CLIENT_LIMITED = "client_limited"
+    GPU_THROTTLED = "gpu_throttled"
     # service
     SERVICE_ERROR = "service_error"
     CLIENT_ERROR = "client_error"
@@ -171,6 +193,59 @@ CATALOGUE: dict[ReasonCode, Explanation] = {
     ReasonCode.OUTPUT_NOT_REPRODUCED: Explanation(
         "the same greedy request gave other tokens", "check batch invariance; see the named requests"
     ),
+    ReasonCode.GRAPH_CONFIG_MISMATCH: Explanation(
+        "the engine holds another graph mode, other sizes or another runner than the profile names",
+        "see the engine's warnings: an attention backend may not allow the mode",
+    ),
+    ReasonCode.GRAPH_SHAPE_MISSING: Explanation(
+        "a rank lacks a graph that the capture rule predicts", "see the sizes per rank, and `qualify expect`"
+    ),
+    ReasonCode.GRAPH_SHAPE_EXTRA: Explanation(
+        "a rank holds a graph that the capture rule does not predict",
+        "check profile and engine version; see `qualify expect`",
+    ),
+    ReasonCode.GRAPH_RANKS_DIFFER: Explanation(
+        "the ranks captured, chose or replayed different graphs", "see the values per rank; a collective may hang"
+    ),
+    ReasonCode.GRAPH_DOWNGRADED: Explanation(
+        "steps ran in a lesser mode than a captured graph allows", "see the steps named in the claim"
+    ),
+    ReasonCode.GRAPH_NOT_REPLAYED: Explanation(
+        "a graph that the load reached was not replayed as often as it was chosen, or never",
+        "see the counts by size in the claim",
+    ),
+    ReasonCode.GRAPH_STEPS_UNCOUNTED: Explanation(
+        "the workers counted fewer steps than the engine's metrics", "the counters miss a path; file a bug"
+    ),
+    ReasonCode.GRAPH_LOG_DISAGREES: Explanation(
+        "the log counts other graphs than the workers hold", "see both counts; the log speaks for rank 0 only"
+    ),
+    ReasonCode.PLUGIN_INACTIVE: Explanation(
+        "a rank does not run the plugin's method on every attention layer",
+        "see the rank's reason; VLLM_QOUT, VLLM_PLUGINS, and other plugins",
+    ),
+    ReasonCode.PLUGIN_NOT_OFF: Explanation(
+        "the plugin is active in a boot that promises stock vLLM", "check how the engine was started"
+    ),
+    ReasonCode.PLUGIN_METHOD_MISMATCH: Explanation(
+        "the replaced method is not the pinned one", "install stock vLLM of the pinned version"
+    ),
+    ReasonCode.PLUGIN_ADDRESS_MOVED: Explanation(
+        "q_out had another address or size at another moment", "do not serve: a graph may write to freed memory"
+    ),
+    ReasonCode.PLUGIN_NOT_RESERVED: Explanation(
+        "a buffer is missing, of the wrong size, or was not there before the capture of the memory profile",
+        "see the rank's buffers; its memory is then not in the admitted figures",
+    ),
+    ReasonCode.PLUGIN_FELL_BACK: Explanation(
+        "calls went to stock vLLM although the plugin is active", "check the KV-cache dtype; see the counters"
+    ),
+    ReasonCode.PLUGIN_CHANGES_OUTPUT: Explanation(
+        "greedy answers differ between the boots with and without the plugin", "see the named requests"
+    ),
+    ReasonCode.PLUGIN_CHANGES_KV: Explanation(
+        "KV bytes differ between the boots with and without the plugin", "see the named blocks"
+    ),
     ReasonCode.ADMISSION_MISSING: Explanation(
         "the engine did not report its KV admission", "check the engine log level and /metrics"
     ),
@@ -185,6 +260,17 @@ CATALOGUE: dict[ReasonCode, Explanation] = {
     ),
     ReasonCode.KV_BELOW_FLOOR: Explanation(
         "fewer KV tokens were admitted than the profile demands", "give the engine more memory"
+    ),
+    ReasonCode.LOAD_TOO_SMALL: Explanation(
+        "no step of the load was as large as the engine allows, so its peak was never called for",
+        "add a prompt of engine.max_num_batched_tokens or more",
+    ),
+    ReasonCode.ADMISSION_UNEXPLAINED: Explanation(
+        "the admitted KV bytes do not follow from the engine's own figures", "see the figures per rank"
+    ),
+    ReasonCode.RESERVATION_NOT_COUNTED: Explanation(
+        "the engine's consumed memory does not hold the plugin's reservation",
+        "compare the boots with and without the plugin, rank by rank",
     ),
     ReasonCode.BYTES_DIFFER: Explanation(
         "restored KV bytes differ from the cold ones", "do not serve restored prompts with this image"
@@ -271,6 +357,9 @@ CATALOGUE: dict[ReasonCode, Explanation] = {
     ),
     ReasonCode.CLIENT_LIMITED: Explanation(
         "the client may have been the limit", "run the client on another core or host"
+    ),
+    ReasonCode.GPU_THROTTLED: Explanation(
+        "power or heat slowed a GPU down in the window", "look at its power limit and cooling, and run again"
     ),
     ReasonCode.SERVICE_ERROR: Explanation(
         "the service failed in a way a user would feel", "see phase, line and request in the claim"

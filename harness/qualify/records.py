@@ -72,6 +72,34 @@ class Gpu(Record):
     name: str
     memory_bytes: int
     driver: str
+    mig: str | None = None
+    """Enabled or Disabled."""
+    power_limit_watts: float | None = None
+    max_sm_mhz: float | None = None
+    max_memory_mhz: float | None = None
+    pcie: str | None = None
+
+
+class GpuLink(Record):
+    """How two GPUs are linked, as the driver names it: NV18, PIX, SYS."""
+
+    one: int
+    other: int
+    link: str
+
+
+class GpuSample(Record):
+    """One GPU at one moment, on the clock of the throughput cell; what the driver does not report is null."""
+
+    at: float
+    uuid_hash: str
+    sm_mhz: float | None
+    memory_mhz: float | None
+    power_watts: float | None
+    celsius: float | None
+    busy_percent: float | None
+    throttles: tuple[str, ...] | None
+    """What slowed it down, by name."""
 
 
 class Host(Record):
@@ -83,6 +111,10 @@ class Host(Record):
     memory_bytes: int
     python: str
     gpus: tuple[Gpu, ...] = ()
+    gpu_links: tuple[GpuLink, ...] | None = None
+    """Between every two GPUs; null where the driver does not tell."""
+    gpu_users: int | None = None
+    """Processes on the GPUs before the run, as far as the driver shows them."""
 
 
 class Distribution(Record):
@@ -104,6 +136,8 @@ class EngineEnvironment(Record):
     lock_mismatches: tuple[str, ...]
     files_checked: int
     files_modified: tuple[str, ...]
+    files_pruned: tuple[str, ...] = ()
+    """Files of the packages that the offline bundle left out on purpose."""
     variables: dict[str, str]
     """PYTHONPATH and LD_PRELOAD as the engine gets them; both change which code runs."""
 
@@ -142,6 +176,8 @@ class Process(Record):
     pid: int
     exit_status: int | None
     outcome: BootOutcome
+    log_lines: int
+    """Line ends in its log once it had ended: a log with fewer was cut afterwards."""
 
 
 class BootRecord(Record):

@@ -24,7 +24,7 @@ from qualify.errors import Interrupted, PreflightError, QualifyError, TargetErro
 from qualify.evidence import EvidenceWriter, compress
 from qualify.host import observe_harness, observe_host
 from qualify.http import Client
-from qualify.probes import workers
+from qualify.probes import moments, workers
 from qualify.probes.table import PROBES
 from qualify.profiles import Boot, Probe, Profile, Storage
 from qualify.receipt.build import build
@@ -210,8 +210,8 @@ def _probe(launch: Launch, running: Running, ledger: _Ledger) -> None:
         session = Session(
             profile=launch.profile,
             boot=launch.boot,
-            engine=stack.enter_context(Client(running.engine_url, requests, timeout=timeout)),
-            cache=stack.enter_context(Client(running.cache_url, requests, timeout=timeout))
+            engine=stack.enter_context(Client(running.engine_url, requests, launch.boot.name, timeout=timeout)),
+            cache=stack.enter_context(Client(running.cache_url, requests, launch.boot.name, timeout=timeout))
             if running.cache_url
             else None,
             storage=running.storage,
@@ -219,13 +219,14 @@ def _probe(launch: Launch, running: Running, ledger: _Ledger) -> None:
             extension=running.extension,
             evidence=launch.evidence,
             progress=ledger.progress.note,
+            gpus=running.gpus,
         )
         steps: list[tuple[str, Callable[[Session], None]]] = []
         if running.extension:
             steps.append(("workers", _before_load))
         steps.extend((probe.value, PROBES[probe]) for probe in launch.boot.probes)
         if running.extension:
-            steps.append(("memory", lambda session: workers.memory(session, "loaded")))
+            steps.append(("memory", lambda session: moments.collect(session, moments.LOADED)))
         for name, function in steps:
             with ledger.phase(f"boot {launch.boot.name}: {name}"):
                 session.engine.phase = name
@@ -238,7 +239,7 @@ def _probe(launch: Launch, running: Running, ledger: _Ledger) -> None:
 
 def _before_load(session: Session) -> None:
     workers.collect(session)
-    workers.memory(session, "ready")
+    moments.collect(session, moments.READY)
 
 
 def _compress(log: Path) -> None:

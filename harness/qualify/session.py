@@ -31,6 +31,8 @@ class Session:
     """Writes below this boot's evidence folder."""
     progress: Callable[[str], None]
     """Shows one short line; carries no evidence."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that the engine runs on, if the harness chose them."""
 
 
 class ProbeFunction(Protocol):

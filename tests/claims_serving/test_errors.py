@@ -48,12 +48,16 @@ class Left:
     target: str = "local"
     ready: float | None = 20.0
     stopped: float = 62.0
+    lost_lines: int = 0
+    """Lines that each log had when its process ended, and has not any more."""
 
 
 def exchange(
-    status: int | None = 200, error: str | None = None, phase: str = "serve", method: str = "POST"
+    status: int | None = 200, error: str | None = None, phase: str = "serve", method: str = "POST", boot: str = "only"
 ) -> Exchange:
-    return Exchange(phase=phase, method=method, path="/v1/x", at=1.0, seconds=0.1, status=status, error=error)
+    return Exchange(
+        boot=boot, phase=phase, method=method, path="/v1/x", at=1.0, seconds=0.1, status=status, error=error
+    )
 
 
 def judge(root: Path, left: Left) -> Claim:
@@ -61,7 +65,20 @@ def judge(root: Path, left: Left) -> Claim:
     evidence = EvidenceWriter(root)
     evidence.record(RUN, run_record(left.target))
     folder = evidence.below("boots/01-only")
-    process = Process(role="engine", argv=(), environment={}, pid=PID, exit_status=0, outcome=left.outcome)
+    logs = {"engine": left.log, "cache": left.cache_log}
+    processes = tuple(
+        Process(
+            role=role,
+            argv=(),
+            environment={},
+            pid=PID,
+            exit_status=0,
+            outcome=left.outcome,
+            log_lines=text.count("\n") + left.lost_lines,
+        )
+        for role, text in logs.items()
+        if text is not None
+    )
     folder.record(
         "boot.json",
         BootRecord(
@@ -72,14 +89,14 @@ def judge(root: Path, left: Left) -> Claim:
             stop_requested_seconds=60.0,
             stopped_seconds=left.stopped,
             outcome=left.outcome,
-            processes=(process,),
+            processes=processes,
             leftovers=left.leftovers,
         ),
     )
     folder.text("requests.jsonl", "".join(f"{one.model_dump_json()}\n" for one in left.exchanges))
-    for name, text in (("engine.log.gz", left.log), ("cache.log.gz", left.cache_log)):
+    for role, text in logs.items():
         if text is not None:
-            folder.bytes(name, compress(text.encode()))
+            folder.bytes(f"{role}.log.gz", compress(text.encode()))
     profile = profiles.load("cpu-smoke").model_copy(update={"boots": (boot,)})
     return judged(root, profile, ClaimId.SERVICE_ERRORS)
 
@@ -128,6 +145,12 @@ CASES: dict[str, tuple[Left, tuple[Status, set[ReasonCode]]]] = {
     "list of requests without those of the probe": (
         Left(exchanges=(exchange(phase="workers"),)),
         (Status.INVALID, {CODE.EVIDENCE_MISSING}),
+    ),
+    "log that lost a line": (Left(lost_lines=1), (Status.INVALID, {CODE.EVIDENCE_MISSING})),
+    "log with a line too many": (Left(lost_lines=-1), (Status.INVALID, {CODE.EVIDENCE_MISSING})),
+    "list of requests of another boot": (
+        Left(exchanges=(exchange(), exchange(boot="other"))),
+        (Status.ERROR, {CODE.EVIDENCE_MISSING}),
     ),
     "empty log": (Left(""), (Status.INVALID, {CODE.EVIDENCE_MISSING})),
     "no log": (Left(None), (Status.ERROR, {CODE.EVIDENCE_MISSING})),

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import pytest
+from faults import cuda
 from hypothesis import given
 from hypothesis import strategies as st
 from qualify import profiles
-from qualify.expect import expect, external_tokens, render
+from qualify.expect import expect, external_tokens, pairs, render
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,28 @@ def test_the_prediction_is_readable() -> None:
     assert "1024: 1023 + 1" in text
     assert "no CUDA graphs" in text
     assert "kv.restore" in text
+
+
+def test_graphs_and_reservation_of_a_gpu_profile_are_predicted() -> None:
+    """The sets of the real run that the rule was taken from: 9 PIECEWISE, 7 FULL, 6 of the drafter, by size."""
+    lines = render(expect(cuda.profile())).splitlines()
+    speculative = lines[lines.index(next(line for line in lines if "dspark K5" in line)) + 1 :]
+    assert [line.strip() for line in speculative[:7]] == [
+        "target PIECEWISE: 9: 1, 2, 4, 8, 16, 24, 32, 40, 48",
+        "target FULL: 7: 6, 12, 18, 24, 36, 42, 48",
+        "drafter FULL: 6: 5, 10, 20, 25, 35, 40",
+        "the other runner's target PIECEWISE: 7: 6, 12, 18, 24, 36, 42, 48",
+        "the other runner's target FULL: 7: 6, 12, 18, 24, 36, 42, 48",
+        "q_out lane 0: 4096 rows, 4194304 bytes a padded head",
+        "q_out lane 1: 40 rows, 40960 bytes a padded head",
+    ]
+    assert "    plugin off: stock vLLM" in lines
+
+
+def test_pairs_differ_in_the_plugin_alone() -> None:
+    """A boot with another cache or drafter is not the other side of a comparison."""
+    assert [(on.name, off.name) for on, off in pairs(cuda.profile())] == [("control", "stock")]
+    odd = cuda.profile_of(
+        cuda.PROFILE.replace("plugin = false", 'plugin = false\ncache = "empty"').replace('"kv.control", ', "")
+    )
+    assert pairs(odd) == ()

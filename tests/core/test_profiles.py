@@ -53,6 +53,9 @@ def test_a_mistake_is_named_with_line_and_key(old: str, new: str, line: str, key
         ('cache = "kept"', 'cache = "empty"', "kv.restart without kept storage"),
         ('cache = "empty"', 'cache = "none"', "without a cache"),
         ('"service.errors",\n]', '"service.errors"]\noptional = ["pins"]', "required and optional"),
+        ('  "pins",', '  "pins", "graphs.capture",', "graphs.capture is asked for"),
+        ('  "pins",', '  "pins", "plugin.active",', "never uses the plugin"),
+        ("[engine.pins]", '[engine.graphs]\nmode = "FULL"\n[engine.pins]', "records no CUDA graphs"),
     ],
 )
 def test_contradictions_are_refused(old: str, new: str, words: str) -> None:

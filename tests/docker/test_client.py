@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from qualify.errors import ExitCode
-from qualify.targets.container import exit_status, idle_gpus, mount
+from qualify.targets.container import gpu_options, idle_gpus, mount
 from qualify.targets.docker import DaemonError, Docker, DockerError, explain, is_abandoned, owner
 
 
@@ -98,11 +98,6 @@ def test_reap_removes_only_the_abandoned(client):
     assert docker.reap() == ("container bbb", "network bbb")
 
 
-def test_message_of_a_signal_is_negative():
-    """The client adds 128 to a signal's number; its own failures, 125 to 127, and plain statuses stay as they are."""
-    assert [exit_status(status) for status in (None, 0, 1, 125, 127, 137, 143)] == [None, 0, 1, 125, 127, -9, -15]
-
-
 def test_path_that_an_option_cannot_carry_is_refused(tmp_path):
     """A comma would end the source and start another option of the mount."""
     with pytest.raises(Exception, match="comma"):
@@ -113,10 +108,11 @@ def test_path_that_an_option_cannot_carry_is_refused(tmp_path):
 def test_busy_gpus_are_not_taken(tmp_path, monkeypatch):
     """GPUs are chosen by UUID among those that nobody uses; too few is a refusal."""
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nprintf 'GPU-a, 4\\nGPU-b, 70000\\nGPU-c, 4\\n'\n")
+    program.write_text("#!/bin/sh\nprintf 'GPU-a, 9.0, 4\\nGPU-b, 9.0, 70000\\nGPU-c, 9.0, 4\\n'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert idle_gpus(2) == ("GPU-a", "GPU-c")
+    cards = idle_gpus(2)
+    assert gpu_options(cards) == ["--gpus", '"device=GPU-a,GPU-c"']
     with pytest.raises(Exception, match="3 idle GPUs are needed, 2 of 3"):
         idle_gpus(3)
 

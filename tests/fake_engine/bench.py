@@ -55,7 +55,7 @@ class Bench(NamedTuple):
         drafter = self.profile.speculation.tokens if boot.speculation else None
         with (
             FakeEngine(drafter=drafter, faults=faults, step_seconds=self.step_seconds) as engine,
-            Client(engine.url, evidence.path("requests.jsonl"), timeout=5.0) as client,
+            Client(engine.url, evidence.path("requests.jsonl"), boot.name, timeout=5.0) as client,
         ):
             session = Session(
                 profile=self.profile,

@@ -48,6 +48,7 @@ def write(root: Path, boot: Boot, run: Run, plan: Steps, **changes: object) -> N
     accepted = sum(plan.accepted or ())
     tokens = sum(plan.steps) + extra + accepted
     cell = Cell(
+        boot=boot.name,
         concurrency=1,
         window_began=0.0,
         window_ended=samples[-1].at,

@@ -32,6 +32,7 @@ CONTROL, COLD, RESTART, SPECULATIVE = (
 BOOTS = (CONTROL, COLD, RESTART, SPECULATIVE)
 SERVED = (CONTROL, SPECULATIVE)
 WITH_KV = (CONTROL, COLD, RESTART)
+WITH_CACHE = (COLD, RESTART)
 
 Edit = Callable[[Any, Tree], object]
 
@@ -341,13 +342,25 @@ TIME = re.compile(r"INFO (\d\d-\d\d \d\d:\d\d:\d\d) ")
 STARTED = "Application startup complete"
 
 
+def relog(tree: Tree, path: str, content: bytes) -> None:
+    """Another log, as if its process had written it."""
+    folder, _, name = path.rpartition("/")
+    tree.write(path, content)
+
+    def count(record: Any) -> None:
+        process = next(one for one in record["processes"] if f"{one['role']}.log.gz" == name)
+        process["logLines"] = content.count(b"\n")
+
+    tree.edit(f"{folder}/boot.json", count)
+
+
 def fatal_while_serving(tree: Tree) -> None:
     """Directly behind the line that says it serves."""
     path = f"{tree.random.choice(BOOTS)}/engine.log.gz"
     lines = tree.bytes(path).decode().splitlines(keepends=True)
     at = next(index for index, line in enumerate(lines) if STARTED in line) + 1
     time = [found[1] for line in lines[:at] if (found := TIME.search(line))][-1]
-    tree.write(path, "".join([*lines[:at], FATAL.format(time=time), *lines[at:]]).encode())
+    relog(tree, path, "".join([*lines[:at], FATAL.format(time=time), *lines[at:]]).encode())
 
 
 def error_in_the_cache_log(tree: Tree) -> None:
@@ -355,7 +368,7 @@ def error_in_the_cache_log(tree: Tree) -> None:
     text = tree.bytes(path).decode()
     time = re.search(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),", text)
     assert time is not None
-    tree.write(path, text.encode() + f"[{time[1]},100] LMCache ERROR: a store failed (x.py:1:y)\n".encode())
+    relog(tree, path, text.encode() + f"[{time[1]},100] LMCache ERROR: a store failed (x.py:1:y)\n".encode())
 
 
 def no_ready_line(tree: Tree) -> None:
@@ -372,7 +385,19 @@ def end_the_log_early(tree: Tree) -> None:
     """At a line end behind the ready line: nothing says that the engine was asked to stop."""
     path = f"{tree.random.choice(BOOTS)}/engine.log.gz"
     before_stop, _, _ = tree.bytes(path).partition(b"[shutdown]")
-    tree.write(path, before_stop.rpartition(b"\n")[0] + b"\n")
+    relog(tree, path, before_stop.rpartition(b"\n")[0] + b"\n")
+
+
+def cut_behind_the_start(file: str, mark: bytes, boots: tuple[str, ...]) -> Tamper:
+    """Whole lines are gone: all behind the one that says it serves."""
+
+    def change(tree: Tree) -> None:
+        path = f"{tree.random.choice(boots)}/{file}"
+        lines = tree.bytes(path).splitlines(keepends=True)
+        at = max(index for index, line in enumerate(lines) if mark in line)
+        tree.write(path, b"".join(lines[: at + 1]))
+
+    return change
 
 
 def cut_the_log_file(tree: Tree) -> None:
@@ -384,7 +409,7 @@ def second_start(tree: Tree) -> None:
     """The log of an engine that was started again behind our back, without a requested stop between."""
     path = f"{tree.random.choice(SERVED)}/engine.log.gz"
     before_stop, _, _ = tree.bytes(path).partition(b"[shutdown]")
-    tree.write(path, before_stop.rpartition(b"\n")[0] + b"\n" + tree.bytes(path))
+    relog(tree, path, before_stop.rpartition(b"\n")[0] + b"\n" + tree.bytes(path))
 
 
 def an_exchange(**values: Any) -> Tamper:
@@ -418,6 +443,18 @@ def lose_last_phase(tree: Tree) -> None:
     tree.write(path, "".join(lines[:first]).encode())
 
 
+def requests_of_another_boot(tree: Tree) -> None:
+    one, other = tree.random.sample(BOOTS, 2)
+    tree.write(f"{one}/requests.jsonl", tree.bytes(f"{other}/requests.jsonl"))
+
+
+def a_request_of_another_boot(tree: Tree) -> None:
+    """One line among those of the boot itself."""
+    one, other = tree.random.sample(BOOTS, 2)
+    stranger = tree.random.choice(tree.bytes(f"{other}/requests.jsonl").splitlines(keepends=True))
+    tree.write(f"{one}/requests.jsonl", tree.bytes(f"{one}/requests.jsonl") + stranger)
+
+
 def cut_an_exchange(tree: Tree) -> None:
     path = f"{tree.random.choice(BOOTS)}/requests.jsonl"
     tree.write(path, tree.bytes(path)[:-20])
@@ -437,6 +474,16 @@ SERVICE: tuple[tuple[str, Tamper, Verdicts], ...] = (
     ("the ready line is missing", no_ready_line, {ERRORS: invalid(CODE.EVIDENCE_MISSING)}),
     ("the log is of another boot", log_of_another_boot, {ERRORS: invalid(CODE.EVIDENCE_MISSING)}),
     ("the log ends before the stop", end_the_log_early, {ERRORS: invalid(CODE.EVIDENCE_MISSING)}),
+    (
+        "the log lost the lines behind its start",
+        cut_behind_the_start("engine.log.gz", STARTED.encode(), BOOTS),
+        {ERRORS: invalid(CODE.EVIDENCE_MISSING)},
+    ),
+    (
+        "the cache server's log lost the lines behind its start",
+        cut_behind_the_start("cache.log.gz", b"Started server process", WITH_CACHE),
+        {ERRORS: invalid(CODE.EVIDENCE_MISSING)},
+    ),
     ("the log holds a second start", second_start, {ERRORS: failed(CODE.SERVICE_ERROR)}),
     (
         "the log file is cut",
@@ -448,6 +495,16 @@ SERVICE: tuple[tuple[str, Tamper, Verdicts], ...] = (
     ("a burst of 503", burst(503), {ERRORS: failed(CODE.SERVICE_ERROR)}),
     ("a burst of 400", burst(400), {ERRORS: error(CODE.CLIENT_ERROR)}),
     ("the list of requests ends early", lose_last_phase, {ERRORS: invalid(CODE.EVIDENCE_MISSING)}),
+    (
+        "the list of requests is of another boot",
+        requests_of_another_boot,
+        {ERRORS: error(CODE.EVIDENCE_MISSING)},
+    ),
+    (
+        "a request of another boot is listed",
+        a_request_of_another_boot,
+        {ERRORS: error(CODE.EVIDENCE_MISSING)},
+    ),
     ("the list of requests is cut", cut_an_exchange, {ERRORS: error(CODE.PARSE_FAILED)}),
     (
         "the engine was not ready in time",
@@ -507,6 +564,11 @@ WHOLE: tuple[tuple[str, Tamper, Verdicts], ...] = (
         "the workers' reports are of another boot",
         workers_of_another_boot,
         dict.fromkeys((PINS, SERVE, MEMORY, KV), error(CODE.EVIDENCE_MISSING)),
+    ),
+    (
+        "the answers are of another boot",
+        of_a_boot("serve.json", put(boot="cold"), SERVED),
+        {SERVE: error(CODE.EVIDENCE_MISSING)},
     ),
     (
         "the answers carry no token ids",

@@ -17,6 +17,7 @@ from faults.lab import Lab
 class Group(StrEnum):
     ENGINE = "engine"
     GRAPHS = "graphs"
+    PLUGIN = "plugin"
     KV = "KV"
     THROUGHPUT = "throughput"
     MEMORY = "memory"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from faults import evidence, kv, live, memory, receipts, throughput
+from faults import device, evidence, kv, live, memory, receipts, throughput
 from faults.lab import Lab
 from faults.model import Fault, Group, Verdicts
 
@@ -17,15 +17,15 @@ FAULTS: tuple[Fault, ...] = (
     *kv.FAULTS,
     *throughput.FAULTS,
     *memory.FAULTS,
+    *device.FAULTS,
     *receipts.FAULTS,
 )
-"""There is no fault of graphs: no claim of this harness judges them yet."""
 
 GOOD: dict[str, Callable[[Lab], Verdicts]] = {
     **evidence.GOOD,
     **live.GOOD,
     **throughput.GOOD,
-    **memory.GOOD,
+    **device.GOOD,
     **receipts.GOOD,
 }
 """What is not broken must pass, else refusing proves nothing."""

@@ -204,12 +204,12 @@ CELLS: tuple[tuple[str, Tamper, Verdict], ...] = (
     (
         "the cell of the boot without drafter stands for the one with",
         replay(((CONTROL, 1), (SPECULATIVE, 1)), ((CONTROL, 4), (SPECULATIVE, 4))),
-        error(CODE.METRIC_MISSING),
+        error(CODE.EVIDENCE_MISSING),
     ),
     (
         "the cell of the boot with drafter stands for the one without",
         replay(((SPECULATIVE, 1), (CONTROL, 1)), ((SPECULATIVE, 4), (CONTROL, 4))),
-        invalid(CODE.IDENTITY_BROKEN),
+        error(CODE.EVIDENCE_MISSING),
     ),
 )
 
@@ -218,7 +218,9 @@ CELLS: tuple[tuple[str, Tamper, Verdict], ...] = (
 
 
 def noise(dice: random.Random) -> list[int]:
-    return [200 + dice.randint(-4, 4) for _ in range(120)]
+    """Mirrored in the middle, because a draw without a trend may happen to have one."""
+    half = [200 + dice.randint(-4, 4) for _ in range(60)]
+    return [*half, *reversed(half)]
 
 
 def drift(dice: random.Random) -> list[int]:

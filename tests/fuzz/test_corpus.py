@@ -24,7 +24,7 @@ def load(name, monkeypatch):
     return module
 
 
-@pytest.mark.parametrize("name", ["log", "metrics"])
+@pytest.mark.parametrize("name", ["log", "metrics", "profile", "receipt"])
 def test_corpus(name, monkeypatch):
     """No input of the corpus crashes a reader or breaks a promise that the fuzzer checks."""
     inputs = sorted((HERE / "corpus" / name).iterdir())
@@ -35,3 +35,13 @@ def test_corpus(name, monkeypatch):
             check(path.read_bytes())
         except Exception as error:
             pytest.fail(f"{path.name}: {error!r}")
+
+
+def test_what_is_sound_is_read(monkeypatch):
+    """The fuzzers start from what the readers accept: every shipped profile, every file of a sound receipt."""
+    profile, receipt = load("profile", monkeypatch), load("receipt", monkeypatch)
+    for path in profile.profiles.FOLDER.glob("*.toml"):
+        profile.check(path.read_bytes())
+    for content in receipt.seeds():
+        receipt.check(content)
+    assert receipt.review(receipt.BUNDLE, derive=receipt.fake_derive).verified

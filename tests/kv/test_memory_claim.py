@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""memory.admission: the admitted KV cache agrees between log, metrics and ranks; each fault has its code."""
+"""memory.admission: the admitted KV cache agrees between log, metrics and ranks; each fault has its code.
+
+Growth and figures of a device are in tests/claims_device.
+"""
 
 from __future__ import annotations
 
@@ -48,20 +51,6 @@ def info(**labels):
     return f"vllm:cache_config_info{{{inner}}} 1.0\n"
 
 
-def memory_report(rank, used=50 << 30, retries=0):
-    allocator = {
-        "allocated_bytes.all.current": 1,
-        "allocated_bytes.all.peak": 2,
-        "reserved_bytes.all.current": 3,
-        "reserved_bytes.all.peak": 4,
-        "num_alloc_retries": retries,
-        "num_ooms": 0,
-    }
-    driver = {"used": used, "total": 80 << 30}
-    empty = dict.fromkeys(("residentBytes", "residentPeakBytes", "controlGroupBytes"))
-    return {"rank": rank, **empty, "allocator": allocator, "driver": driver, "budgetBytes": 60 << 30, "unknown": {}}
-
-
 def clean():
     """Files of every boot of the profile, by path."""
     files = {}
@@ -70,8 +59,6 @@ def clean():
         files[f"{folder}/workers.json"] = [worker(0), worker(1)]
         files[f"{folder}/admission.prom"] = info()
         files[f"{folder}/engine.log"] = log_line()
-        for label in ("ready", "loaded"):
-            files[f"{folder}/memory-{label}.json"] = [memory_report(0), memory_report(1)]
     return files
 
 
@@ -80,10 +67,6 @@ def judged(files, profile=PROFILE):
     judgement = memory.judge(Evidence(MappingSource(content)), profile)
     status = worst(item.status for item in judgement.checks)
     return {str(item.reason_code) for item in judgement.checks if item.reason_code}, status, judgement
-
-
-def cuda():
-    return PROFILE.model_copy(update={"engine": PROFILE.engine.model_copy(update={"kind": "cuda"})})
 
 
 COLD = "boots/02-cold"
@@ -153,21 +136,3 @@ def test_a_missing_boot_is_missing_evidence():
     del files[f"{COLD}/workers.json"]
     with pytest.raises(MissingEvidence):
         judged(files)
-
-
-@pytest.mark.parametrize(
-    ("report", "code", "status"),
-    [
-        (memory_report(1, used=61 << 30), "memory_grew", Status.FAILED),
-        (memory_report(1, retries=1), "allocation_retry", Status.FAILED),
-        ({**memory_report(1), "driver": None}, "metric_missing", Status.INCONCLUSIVE),
-        ({**memory_report(1), "allocator": None}, "metric_missing", Status.INCONCLUSIVE),
-    ],
-)
-def test_growth_on_cuda(report, code, status):
-    """On CUDA the device stays in its budget and the allocator never retries; what cannot be read stays open."""
-    files = clean()
-    assert judged(files, cuda())[1] is Status.PASSED
-    files[f"{COLD}/memory-loaded.json"][1] = report
-    codes, found, _ = judged(files, cuda())
-    assert (codes, found) == ({code}, status)

@@ -194,3 +194,22 @@ def test_rules_hold(configuration, drafter):
     if configuration["mode"] not in (GraphMode.FULL, GraphMode.NONE):
         assert all(size <= min(largest, configuration["max_num_seqs"] * query) for size in found.full)
         assert all(size % query == 0 for size in found.full)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "uniform", "graph"),
+    [
+        (6, True, ("FULL", 6)),
+        (30, True, ("FULL", 36)),
+        (48, True, ("FULL", 48)),
+        (30, False, ("PIECEWISE", 32)),
+        (1, False, ("PIECEWISE", 1)),
+        (49, False, ("NONE", 49)),
+        (4096, False, ("NONE", 4096)),
+    ],
+)
+def test_the_graph_of_a_step(tokens: int, uniform: bool, graph: tuple[str, int]) -> None:
+    """A uniform decode takes the smallest FULL graph that fits, any other step the smallest PIECEWISE one."""
+    found = sets(Runner.V2, S9, 8, 5, Drafter.DSPARK)
+    assert isinstance(found, GraphSets)
+    assert found.managers()["target"].chosen(tokens, uniform=uniform) == graph

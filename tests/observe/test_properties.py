@@ -8,7 +8,7 @@ import io
 import json
 import random
 from dataclasses import fields, is_dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -103,6 +103,29 @@ def test_any_transport(sample_path, sample_facts, name, layers, colour, ends, se
     for layer in [*([coloured] if colour else []), *([returned] if ends else []), *layers]:
         lines = [part for line in lines for part in layer(line, rng).split(b"\n")]
     assert meaning(read([b"\n".join(lines) + b"\n"])) == meaning(sample_facts(name))
+
+
+ODD = [
+    b"(EngineCore pid=7) INFO 11-30 03:57:55 [a.py:1] hello",
+    b"(EngineCore pid=7) INFO 11-30 03:57:55 [a.py:1] hello(Worker_TP0 pid=8) ERROR 11-30 03:57:55 [a.py:1] bad",
+    b"(EngineCore pid=7) INFO 11-30 03:57:55 [a.py:1] the engine core exited unexpectedly",
+    b"(EngineCore pid=7) ERROR 11-30 03:57:55 [a.py:1] Traceback (most recent call last):",
+    b"(EngineCore pid=7) ERROR 11-30 03:57:55 [a.py:1] ValueError: x",
+    b"Traceback (most recent call last):",
+    b"ValueError: x",
+    b"INFO 11-30 03:57:55 [a.py:1] hello",
+    b'INFO 11-30 03:57:55 [a.py:1] 127.0.0.1:4 - "GET /health HTTP/1.1" 500',
+    b"[2026-11-30 03:57:55,100] LMCache INFO: hello",
+    b"[2026-11-30 03:57:55,100] LMCache INFO: this is LMCache v0.5.6",
+    b"[2026-11-30 03:57:55,100] LMCache INFO: with hash_algorithm = blake3",
+]
+
+
+def test_a_line_that_is_only_counted_says_nothing():
+    """The short way past lines without a form gives what the long way gives, which an envelope forces."""
+    for lines in product(ODD, repeat=3):
+        short, long = b"\n".join(lines), b"\n".join(compose(line, None) for line in lines)
+        assert meaning(read([short])) == meaning(read([long])), lines
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -66,7 +66,15 @@ def write_evidence(root: Path, run: Run = RUN_RECORD, shift: int = 0) -> None:
         ),
     )
     boot = evidence.below("boots/01-control")
-    process = Process(role="engine", argv=("vllm",), environment={}, pid=1, exit_status=0, outcome=BootOutcome.STOPPED)
+    process = Process(
+        role="engine",
+        argv=("vllm",),
+        environment={},
+        pid=1,
+        exit_status=0,
+        outcome=BootOutcome.STOPPED,
+        log_lines=2,
+    )
     boot.record(
         "boot.json",
         BootRecord(

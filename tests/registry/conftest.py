@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two registries on loopback: a stub in memory with faults to order, and a real one from Debian's package."""
+"""A registry stub in memory with faults to order, and an empty docker configuration."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -173,33 +171,6 @@ def stub() -> Iterator[Callable[..., Registry]]:
     """Start stub registries: stub(with_referrers=False, ...)."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(serve(Registry(**options)))
-
-
-@pytest.fixture(scope="session")
-def distribution(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HOST:PORT of a real registry (distribution), which has no referrers interface."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("docker-registry is not installed (Debian package docker-registry)")
-    folder = tmp_path_factory.mktemp("distribution")
-    config = folder / "config.yml"
-    storage = f"storage: {{filesystem: {{rootdirectory: {folder}/data}}}}"
-    config.write_text(f"version: 0.1\n{storage}\nhttp: {{addr: '127.0.0.1:0'}}\n")
-    process = subprocess.Popen([program, "serve", str(config)], stderr=subprocess.PIPE, text=True)
-    try:
-        yield _address(process)
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _address(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"listening on (127\.0\.0\.1:\d+)", line):
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # or the full pipe would stop it
-            return found[1]
-    raise AssertionError("docker-registry ended before it listened")
 
 
 @pytest.fixture

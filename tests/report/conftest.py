@@ -41,6 +41,7 @@ def cell(rates: list[float]) -> Cell:
         for second, total in enumerate(totals)
     )
     return Cell(
+        boot="control",
         concurrency=2,
         window_began=0,
         window_ended=float(len(rates)),

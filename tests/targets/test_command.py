@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from qualify import profiles
 from qualify.errors import PreflightError
-from qualify.profiles import Boot, Storage
+from qualify.observe.graphs import GraphMode
+from qualify.profiles import Boot, Graphs, Storage
 from qualify.targets import command
 
 PROFILE = profiles.load("cpu-smoke")
@@ -21,12 +22,13 @@ PLACES = command.Places(
     storage="storage",
     extension_path="extension",
     scratch="/tmp/q",
+    compiled="/tmp/w/compiled",
     cpus=(4, 6),
 )
 
 
-def boot(cache: Storage = Storage.NONE, speculation: bool = False) -> Boot:
-    return Boot(name="b", cache=cache, speculation=speculation, probes=())
+def boot(cache: Storage = Storage.NONE, speculation: bool = False, plugin: bool = True) -> Boot:
+    return Boot(name="b", cache=cache, speculation=speculation, plugin=plugin, probes=())
 
 
 def option(argv: tuple[str, ...], name: str) -> str:
@@ -71,6 +73,17 @@ def test_speculation_is_the_profiles() -> None:
         "num_speculative_tokens": PROFILE.speculation.tokens,
         **PROFILE.speculation.config,
     }
+
+
+def test_graphs_and_plugin_are_the_profiles() -> None:
+    """Mode and sizes are given as promised, and only a boot without the plugin switches it off."""
+    graphs = Graphs(mode=GraphMode.FULL_AND_PIECEWISE, sizes=(1, 2, 48))
+    profile = PROFILE.model_copy(update={"engine": PROFILE.engine.model_copy(update={"graphs": graphs})})
+    engine = command.engine(profile, boot(), PLACES)
+    config = json.loads(option(engine.argv, "--compilation-config"))
+    assert config == {"cudagraph_mode": "FULL_AND_PIECEWISE", "cudagraph_capture_sizes": [1, 2, 48]}
+    assert "VLLM_QOUT" not in engine.environment
+    assert command.engine(profile, boot(plugin=False), PLACES).environment["VLLM_QOUT"] == "0"
 
 
 def test_the_profile_has_the_last_word() -> None:

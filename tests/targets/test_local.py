@@ -29,6 +29,14 @@ def test_a_boot_serves_and_stops_without_a_trace(fake: Fake) -> None:
     assert fake.left() == []
 
 
+def test_the_record_counts_the_lines_of_each_log(fake: Fake) -> None:
+    """A log that is cut after the boot is known by it; so the count is taken when nobody writes any more."""
+    record = fake.target.boot(fake.launch(cache=Storage.EMPTY)).stop()
+    logs = [fake.writer.path(f"{process.role}.log").read_bytes() for process in record.processes]
+    assert [process.log_lines for process in record.processes] == [log.count(b"\n") for log in logs]
+    assert all(process.log_lines for process in record.processes)
+
+
 def test_stop_twice_gives_the_same_record(fake: Fake) -> None:
     """`stop` is safe to call twice."""
     running = fake.target.boot(fake.launch())

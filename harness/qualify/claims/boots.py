@@ -38,6 +38,13 @@ def visited(evidence: Evidence, profile: Profile, probe: Probe | None = None) ->
     return found
 
 
+def require_boot(path: str, named: Iterable[str], boot: Boot) -> None:
+    """Evidence that names its boot. Raises MissingEvidence where another one is named."""
+    others = sorted({name for name in named if name != boot.name})
+    if others:
+        raise MissingEvidence(f"{path} of boot {boot.name} (it is of {others[0]})")
+
+
 def worker_reports(evidence: Evidence, folders: Iterable[str]) -> dict[str, tuple[WorkerReport, ...]]:
     """The reports of each boot's workers, in rank order.
 

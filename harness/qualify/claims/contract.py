@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qualify.claims.model import Check, Judgement, Status, check, equal
+from qualify.claims.pins import public
 from qualify.evidence import Evidence
 from qualify.model import Record
 from qualify.profiles import Profile
@@ -80,9 +81,10 @@ def judge(evidence: Evidence, profile: Profile) -> Judgement:
 
 def _same_engine(report: ContractReport, engine: EngineEnvironment) -> Check:
     """The suite saw the packages that the engine has."""
-    installed = {item.name: item.version for item in engine.distributions}
+    installed = {item.name: public(item.version) for item in engine.distributions}
     expected = {"python": engine.python, "torch": installed.get("torch"), "vllm_qout": installed.get("vllm-qout")}
-    observed = {name: report.environment.get(name) for name in expected}
+    # torch adds to its version which CUDA it was built for; the name of its package may leave that out.
+    observed = {name: public(report.environment.get(name)) for name in expected}
     return equal("the suite ran in the engine's environment", observed, expected, ReasonCode.VERSION_MISMATCH)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qualify.claims import contract, errors, kv, memory, pins, serve, throughput
+from qualify.claims import contract, errors, graphs, kv, memory, pins, plugin, serve, throughput
 from qualify.claims.model import OBSERVED, Check, Claim, ClaimId, Judgement, Status, worst
 from qualify.errors import EvidenceError
 from qualify.evidence import Evidence, MissingEvidence, Source
@@ -18,7 +18,9 @@ ClaimFunction = Callable[[Evidence, Profile], Judgement]
 JUDGES: dict[ClaimId, ClaimFunction] = {
     ClaimId.PINS: pins.judge,
     ClaimId.OP_CONTRACT: contract.judge,
+    ClaimId.PLUGIN_ACTIVE: plugin.judge,
     ClaimId.SERVE_TP: serve.judge,
+    ClaimId.GRAPHS_CAPTURE: graphs.judge,
     ClaimId.MEMORY_ADMISSION: memory.judge,
     ClaimId.KV_RESTORE: kv.judge,
     ClaimId.THROUGHPUT_SUSTAINED: throughput.judge,

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from qualify.claims.boots import is_outside, visited
+from qualify.claims.boots import is_outside, require_boot, visited
 from qualify.claims.model import Check, Judgement, Status, check
 from qualify.errors import EvidenceError
 from qualify.evidence import Evidence, MissingEvidence
@@ -72,7 +72,7 @@ class Account:
 def judge(evidence: Evidence, profile: Profile) -> Judgement:
     outside = is_outside(evidence)
     accounts = {
-        folder: _outside(evidence, folder) if outside else _boot(evidence, profile, boot, folder)
+        folder: _outside(evidence, boot, folder) if outside else _boot(evidence, profile, boot, folder)
         for boot, folder in visited(evidence, profile)
     }
     checks = [item for account in accounts.values() for item in account.checks]
@@ -96,8 +96,8 @@ def _only_blind(wrong: list[Check]) -> bool:
     return all(item.reason_code is ReasonCode.NOT_PERMITTED for item in wrong)
 
 
-def _outside(evidence: Evidence, folder: str) -> Account:
-    exchanges = _exchanges(evidence, folder)
+def _outside(evidence: Evidence, boot: Boot, folder: str) -> Account:
+    exchanges = _exchanges(evidence, boot, folder)
     blind = Check(
         name="the engine's log shows no error",
         status=Status.INCONCLUSIVE,
@@ -109,7 +109,7 @@ def _outside(evidence: Evidence, folder: str) -> Account:
 
 def _boot(evidence: Evidence, profile: Profile, boot: Boot, folder: str) -> Account:
     record = evidence.record(f"{folder}/boot.json", BootRecord)
-    exchanges = _exchanges(evidence, folder)
+    exchanges = _exchanges(evidence, boot, folder)
     ending = list(_ending(record, profile.timeouts.start_seconds, folder))
     checks = [*ending, *_client_side(exchanges, folder)]
     if all(item.status is Status.PASSED for item in ending):
@@ -132,7 +132,7 @@ def _boot(evidence: Evidence, profile: Profile, boot: Boot, folder: str) -> Acco
             reported.extend(_as_json(finding, name) for finding in decisive)
             continue
         canary = _canary(facts, record, name, folder, local)
-        checks.append(canary)
+        checks.extend((canary, _whole(record, content, name, folder)))
         if name == "engine.log" and canary.status is Status.PASSED and record.outcome is BootOutcome.STOPPED:
             checks.append(_reaches_stop(facts, folder))
         if canary.status is Status.PASSED:  # else it speaks of something else
@@ -141,14 +141,16 @@ def _boot(evidence: Evidence, profile: Profile, boot: Boot, folder: str) -> Acco
     return Account(checks, len(exchanges), reported)
 
 
-def _exchanges(evidence: Evidence, folder: str) -> list[Exchange]:
+def _exchanges(evidence: Evidence, boot: Boot, folder: str) -> list[Exchange]:
     """Every request of the harness in this boot. Raises MissingEvidence, EvidenceError."""
     path = f"{folder}/requests.jsonl"
     lines = evidence.text(path).splitlines()
     try:
-        return [Exchange.model_validate_json(line) for line in lines]
+        exchanges = [Exchange.model_validate_json(line) for line in lines]
     except ValidationError as error:
         raise EvidenceError(f"evidence {path} is not a list of exchanges: {error.errors()[0]['msg']}") from None
+    require_boot(path, (one.boot for one in exchanges), boot)
+    return exchanges
 
 
 def _log(evidence: Evidence, path: str) -> bytes:
@@ -248,6 +250,21 @@ def _canary(facts: LogFacts, record: BootRecord, name: str, where: str, local: b
         ReasonCode.EVIDENCE_MISSING,
         where=where,
         observed={"serving": sorted(serving), "started": sorted(pids)},
+        otherwise=Status.INVALID,
+    )
+
+
+def _whole(record: BootRecord, content: bytes, name: str, where: str) -> Check:
+    """The log has the lines that its process had written when it had ended: one that was cut hides what it lost."""
+    written = [process.log_lines for process in record.processes if f"{process.role}.log" == name]
+    lines = content.count(b"\n")
+    return check(
+        f"{name} has every line that was written",
+        written == [lines],
+        ReasonCode.EVIDENCE_MISSING,
+        where=where,
+        observed=lines,
+        expected=written[0] if written else None,
         otherwise=Status.INVALID,
     )
 

@@ -7,13 +7,13 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from qualify.claims.boots import is_outside, visited, worker_reports
+from qualify.claims.boots import is_outside, require_boot, visited, worker_reports
 from qualify.claims.model import Check, Judgement, Status, check, equal
 from qualify.evidence import Evidence
 from qualify.load.client import CHAT, COMPLETIONS
 from qualify.probes.load_records import SERVE, Served, ServedRequest
 from qualify.probes.workers import WORKERS, Device, WorkerReport
-from qualify.profiles import Probe, Profile
+from qualify.profiles import Boot, Probe, Profile
 from qualify.reasons import ReasonCode
 
 DEGENERATE_SHARE = 0.5
@@ -24,9 +24,7 @@ def judge(evidence: Evidence, profile: Profile) -> Judgement:
     folders = [folder for _, folder in visited(evidence, profile)]
     blind = is_outside(evidence) and not any(evidence.exists(f"{folder}/{WORKERS}") for folder in folders)
     worlds = list(_not_visible() if blind else _worlds(evidence, folders, profile.engine.tensor_parallel))
-    served = [
-        (folder, evidence.record(f"{folder}/{SERVE}", Served)) for _, folder in visited(evidence, profile, Probe.SERVE)
-    ]
+    served = [(folder, _record(evidence, boot, folder)) for boot, folder in visited(evidence, profile, Probe.SERVE)]
     answers = [item for folder, one in served for item in _served(one, folder)]
     requests = [request for _, one in served for request in one.requests]
     ranks = "ranks not visible from outside" if blind else f"{profile.engine.tensor_parallel} ranks apart"
@@ -43,6 +41,13 @@ def judge(evidence: Evidence, profile: Profile) -> Judgement:
         },
         expected={"worldSize": profile.engine.tensor_parallel},
     )
+
+
+def _record(evidence: Evidence, boot: Boot, folder: str) -> Served:
+    path = f"{folder}/{SERVE}"
+    served = evidence.record(path, Served)
+    require_boot(path, [served.boot], boot)
+    return served
 
 
 def _not_visible() -> Iterator[Check]:

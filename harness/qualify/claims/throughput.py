@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from qualify import statistics
-from qualify.claims.boots import visited
+from qualify.claims.boots import require_boot, visited
 from qualify.claims.model import Check, Estimate, Judgement, Status, check
 from qualify.claims.window import Counter, Window, estimate
 from qualify.errors import EvidenceError
@@ -23,6 +23,7 @@ from qualify.observe import metrics
 from qualify.probes.load_records import Cell, LoadRequest, Sample, cell_file, scrape_file
 from qualify.profiles import Boot, Probe, Profile, Throughput
 from qualify.reasons import ReasonCode
+from qualify.records import HOST, Gpu, Host
 
 JUDGED_FROM_SECONDS = 60.0
 """Windows of at least this length are judged for steadiness and autocorrelation."""
@@ -38,6 +39,8 @@ COVERED_SHARE = 0.9
 VARIABLE_DRAFTERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Drafters that may propose fewer than K tokens, or none."""
 DEGENERATE_SHARE = 0.5
+GPU_FACTS = ("mig", "power_limit_watts", "max_sm_mhz")
+SAMPLE_FACTS = ("sm_mhz", "memory_mhz", "power_watts", "throttles")
 GROWING = ("generation_tokens", "steps", "drafts", "draft_tokens", "accepted_tokens")
 
 
@@ -69,6 +72,9 @@ class Subject:
     """K; None in a boot without speculation."""
     fixed_drafts: bool
     """Whether every draft has K tokens."""
+    gpus: tuple[Gpu, ...] | None
+    """The host's GPUs; None where the engine has none."""
+    ranks: int
 
     @property
     def window(self) -> Window:
@@ -114,6 +120,7 @@ def judge(evidence: Evidence, profile: Profile) -> Judgement:
 def _subject(evidence: Evidence, profile: Profile, boot: Boot, folder: str, concurrency: int) -> Subject:
     path = f"{folder}/{cell_file(concurrency)}"
     cell = evidence.record(path if evidence.exists(path) else f"{path}.gz", Cell)
+    require_boot(path, [cell.boot], boot)
     if cell.concurrency != concurrency:
         raise EvidenceError(f"evidence {path} is of concurrency {cell.concurrency}")
     if not cell.drained and cell.failure is not None:
@@ -131,6 +138,8 @@ def _subject(evidence: Evidence, profile: Profile, boot: Boot, folder: str, conc
         plan=profile.throughput,
         draft_tokens=profile.speculation.tokens if boot.speculation else None,
         fixed_drafts=profile.speculation.method not in VARIABLE_DRAFTERS,
+        gpus=evidence.record(HOST, Host).gpus if profile.engine.kind == "cuda" else None,
+        ranks=profile.engine.tensor_parallel,
     )
 
 
@@ -150,7 +159,7 @@ def _not_visited(profile: Profile, boots: list[tuple[Boot, str]]) -> Iterator[Ch
 def _find(subject: Subject) -> Findings:
     """The checks in order; a group that does not hold ends the cell, because those behind it would only echo it."""
     checks: list[Check] = []
-    for group in (_requests, _counters_usable, _counts, _enough, _load, _identities):
+    for group in (_requests, _counters_usable, _counts, _enough, _gpus, _load, _identities):
         checks.extend(group(subject))
         if any(item.status is not Status.PASSED for item in checks):
             return Findings(checks)
@@ -261,6 +270,39 @@ def _enough(subject: Subject) -> Iterator[Check]:
             where=subject.name,
             otherwise=Status.INCONCLUSIVE,
         )
+
+
+def _gpus(subject: Subject) -> Iterator[Check]:
+    """A speed of a GPU counts only together with its clocks, power and driver, and while nothing slowed it down."""
+    if subject.gpus is None:
+        return
+    samples = subject.cell.gpus
+    used = {sample.uuid_hash for sample in samples}
+    known = {gpu.uuid_hash: gpu for gpu in subject.gpus}
+    facts = [known[uuid] for uuid in used if uuid in known]
+    missing = sorted(
+        {name for gpu in facts for name in GPU_FACTS if getattr(gpu, name) is None}
+        | {name for sample in samples for name in SAMPLE_FACTS if getattr(sample, name) is None}
+    )
+    yield check(
+        "driver, limits, clocks and power of every GPU are known",
+        len(facts) == subject.ranks and not missing,
+        ReasonCode.ENVIRONMENT_INCOMPLETE,
+        where=subject.name,
+        observed={"gpus": len(facts), "missing": missing},
+        expected={"gpus": subject.ranks, "missing": []},
+        otherwise=Status.INVALID,
+    )
+    slowed = sorted({name for sample in samples for name in sample.throttles or ()})
+    yield check(
+        "no GPU was slowed down in the window",
+        not slowed,
+        ReasonCode.GPU_THROTTLED,
+        where=subject.name,
+        observed=slowed,
+        expected=[],
+        otherwise=Status.INCONCLUSIVE,
+    )
 
 
 def _load(subject: Subject) -> Iterator[Check]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is installed beside this interpreter, as JSON (`EngineEnvironment`).
 
-python introspect.py [--lock FILE]... [--json OUT]
+python introspect.py [--lock FILE]... [--pruned FILE] [--json OUT]
 
 Runs with the engine's own Python and imports nothing of the engine, so it works for any environment, in seconds.
 """
@@ -69,10 +69,17 @@ def sha256_as_recorded(path: Path) -> str | None:
     return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
 
 
-def verify(distribution: metadata.Distribution, files: dict[str, str | None]) -> tuple[int, list[str]]:
-    """How many files were hashed, and the lines for those that differ, are missing, or are there without a record."""
+def verify(
+    distribution: metadata.Distribution, files: dict[str, str | None], pruned: frozenset[str]
+) -> tuple[int, list[str]]:
+    """How many files were hashed, and the lines for those that differ, are missing, or are there without a record.
+
+    `pruned` were left out on purpose: one of them that is there all the same counts as any other file.
+    """
     modified = []
-    hashed = {path: value for path, value in files.items() if value is not None}
+    base = Path(str(distribution.locate_file("")))
+    left_out = {path for path in pruned if not (base / path).exists()}
+    hashed = {path: value for path, value in files.items() if value is not None and path not in left_out}
     for path, expected in hashed.items():
         found = sha256_as_recorded(Path(str(distribution.locate_file(path))))
         if found is None:
@@ -80,7 +87,6 @@ def verify(distribution: metadata.Distribution, files: dict[str, str | None]) ->
         elif found != expected:
             modified.append(f"{path} (changed)")
     packages = {PurePosixPath(path).parts[0] for path in hashed if len(PurePosixPath(path).parts) > 1}
-    base = Path(str(distribution.locate_file("")))
     for package in sorted(name for name in packages if not name.endswith((".dist-info", ".data"))):
         for found_path in (base / package).rglob("*"):
             relative = found_path.relative_to(base).as_posix()
@@ -116,7 +122,7 @@ def compare(installed: dict[str, str], pins: dict[str, str]) -> list[str]:
     return lines
 
 
-def describe(locks: list[str]) -> dict[str, Any]:
+def describe(locks: list[str], pruned: frozenset[str] = frozenset()) -> dict[str, Any]:
     distributions: list[dict[str, str]] = []
     identity: list[str] = []
     modified: list[str] = []
@@ -133,7 +139,7 @@ def describe(locks: list[str]) -> dict[str, Any]:
         if (distribution.read_text("INSTALLER") or "").strip() != OWN_INSTALLER:
             installed[name] = version
         if name in VERIFIED:
-            count, lines = verify(distribution, files)
+            count, lines = verify(distribution, files, pruned)
             checked, modified = checked + count, modified + lines
     return {
         "python": platform.python_version(),
@@ -143,6 +149,7 @@ def describe(locks: list[str]) -> dict[str, Any]:
         "lockMismatches": compare(installed, locked(locks)) if locks else [],
         "filesChecked": checked,
         "filesModified": modified + strangers(known),
+        "filesPruned": sorted(pruned),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
@@ -161,8 +168,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lock", action="append", default=[], metavar="FILE", help="a lock file to compare with")
     parser.add_argument("--json", metavar="OUT", help="write there and not to standard output")
+    parser.add_argument("--pruned", metavar="FILE", help="JSON list of files that were left out on purpose")
     arguments = parser.parse_args()
-    text = json.dumps(describe(arguments.lock), indent=1) + "\n"
+    pruned = frozenset(json.loads(Path(arguments.pruned).read_text()) if arguments.pruned else ())
+    text = json.dumps(describe(arguments.lock, pruned), indent=1) + "\n"
     if arguments.json:
         Path(arguments.json).write_text(text, encoding="utf-8")
     else:

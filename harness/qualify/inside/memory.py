@@ -29,6 +29,8 @@ def describe(worker: Any) -> dict[str, Any]:
             "allocator": _allocator,
             "driver": _driver,
             "budget_bytes": lambda: _budget(worker),
+            "admission": lambda: _admission(worker),
+            "graph_pool_bytes": _graph_pool,
         }
     )
 
@@ -70,3 +72,28 @@ def _budget(worker: Any) -> int:
     """What the engine allows itself on the device: utilization x total."""
     _cuda()
     return int(worker.requested_memory)
+
+
+def _admission(worker: Any) -> dict[str, int]:
+    """The figures of the engine's own memory profile: available = budget - consumed - activation.
+
+    `activation` is the transient peak of the profile with the estimate of the graphs; `before` was used on the device
+    when the engine began to measure.
+    """
+    _cuda()
+    snapshot = worker.init_snapshot
+    return {
+        "before": int(snapshot.total_memory - snapshot.free_memory),
+        "consumed": int(worker.total_consumed),
+        "activation": int(worker.peak_activation_memory),
+        "graphs": int(worker.cudagraph_memory_estimate),
+        "available": int(worker.available_kv_cache_memory_bytes),
+    }
+
+
+def _graph_pool() -> int:
+    """Bytes of private pools that no tensor holds: CUDA graphs work in them, so the allocator cannot give them back."""
+    _cuda()
+    segments = torch.cuda.memory_snapshot()
+    private = [one for one in segments if tuple(one["segment_pool_id"]) != (0, 0)]
+    return sum(int(one["total_size"]) - int(one["allocated_size"]) for one in private)

@@ -12,10 +12,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from qualify.inside import cache, describe, memory
+from qualify.inside import cache, describe, graphs, memory, plugin
 from qualify.inside.capture import Capture, Options
 
 Method = Callable[..., dict[str, Any]]
+
+# The engine loads this module in each worker before it builds the model runner: the last moment to see every graph.
+graphs.watch()
 
 
 def answers(method: Method) -> Method:
@@ -48,6 +51,14 @@ class Worker:
     @answers
     def qualify_memory(self) -> dict[str, Any]:
         return memory.describe(self)
+
+    @answers
+    def qualify_graphs(self) -> dict[str, Any]:
+        return graphs.describe(self)
+
+    @answers
+    def qualify_plugin(self) -> dict[str, Any]:
+        return plugin.describe(self, graphs.ledger().moments)
 
     @answers
     def qualify_poison(self) -> dict[str, Any]:

@@ -132,6 +132,17 @@ _MATCHERS = tuple(
 )
 """Substring tests are ten times faster than the patterns, so each guards its pattern."""
 
+_ROOTS = (
+    b"rror", b"fail", b"expected", b"load", b" len", b"xception", b"shared ", b"aptur", b" out", b"kill", b"ille",
+    b"CUD", b"/dev/shm", b"device-side", b" memory", b"misalign", b"preproce", b"destroy_", b"ALLOC_F", b"undefine",
+    b"Invalid ", b"torch_ca", b"CUBLAS_", b"atchdog", b"nccl", b"NVRM", b"leaked",
+)  # fmt: skip
+"""Parts of the substrings above, each of which has one: nearly all text has none of them."""
+_BY_ROOT = tuple(
+    (root, tuple(one for one in enumerate(_MATCHERS) if next(r for r in _ROOTS if r in one[1][0]) == root))
+    for root in _ROOTS
+)
+
 WARNING_KINDS = frozenset(
     {_K.XID, _K.OOM_KILLER, _K.ALLOCATOR_WARNING, _K.CORE_EXITED, _K.TEARDOWN, _K.COLLECTIVE_WATCHDOG}
 )
@@ -158,10 +169,12 @@ Writer = tuple[str | None, int | None, int | None]
 
 def classify(message: bytes, below_error: bool = False) -> ErrorKind | None:
     """Kind of an error text, or None; `below_error` asks only for the kinds that count at any level."""
-    for needle, kind, pattern in _WARNING_MATCHERS if below_error else _MATCHERS:
-        if needle in message and pattern.search(message):
-            return kind
-    return None
+    if below_error:
+        candidates = [one for one in _WARNING_MATCHERS if one[0] in message]
+    else:
+        grouped = [one for root, group in _BY_ROOT if root in message for one in group if one[1][0] in message]
+        candidates = [matcher for _, matcher in sorted(grouped, key=lambda one: one[0])]
+    return next((kind for _, kind, pattern in candidates if pattern.search(message)), None)
 
 
 @dataclass(slots=True)
@@ -189,21 +202,20 @@ class ErrorBook:
     error_tracebacks: int = 0
     warning_tracebacks: int = 0
     client_errors: int = 0
-    _open: dict[int | None, _Open] = field(default_factory=dict)
+    open: dict[int | None, _Open] = field(default_factory=dict)
 
     def see(self, record: Record, label: str, phase: Phase) -> bool:
         """Take one record of the file `label`; True when it belongs to an error or a traceback."""
         if record.headed and record.level in _QUIET_LEVELS and b"exited unexpectedly" not in record.message:
             # Far the most frequent case: such a record can only end a traceback of its process.
-            if self._open:
+            if self.open:
                 self._close(record.pid)
             return False
-        source = Source(label, record.line, record.offset)
         if record.level in ERROR_LEVELS:
             self.errors += 1
         elif record.level == "WARNING":
             self.warnings += 1
-        if self._in_traceback(record, source, phase):
+        if self._in_traceback(record, label, phase):
             return True
         erring = record.level in ERROR_LEVELS
         kind = classify(record.message, below_error=record.level is not None and not erring)
@@ -211,28 +223,28 @@ class ErrorBook:
             if not erring:
                 return False
             kind = ErrorKind.OTHER
-        self._keep(kind, record, source, phase)
+        self._keep(kind, record, label, phase)
         # "Error in preprocessing" announces a traceback, which is counted when it ends.
         self.client_errors += kind in CLIENT_KINDS and b"preprocessing" not in record.message
         return True
 
     def finish(self) -> Counts:
         """Close the tracebacks that the end of the file cut, and give the totals."""
-        for pid in list(self._open):
+        for pid in list(self.open):
             self._close(pid)
         both = self.error_tracebacks + self.warning_tracebacks
         return Counts(
             self.errors, self.warnings, both, self.error_tracebacks, self.warning_tracebacks, self.client_errors
         )
 
-    def _in_traceback(self, record: Record, source: Source, phase: Phase) -> bool:
-        current = self._open.get(record.pid)
+    def _in_traceback(self, record: Record, label: str, phase: Phase) -> bool:
+        current = self.open.get(record.pid)
         message = record.message
         if _TRACEBACK in message[:200] or (current is None and _TRACEBACK in message):
             if current is not None and current.in_frames:
                 return True
             if current is None or not self._chained(current):
-                self._begin(record, source, phase)
+                self._begin(record, label, phase)
             else:
                 current.in_frames = True
             return True
@@ -244,7 +256,7 @@ class ErrorBook:
         if message.startswith(_FRAME):
             return current.in_frames
         if current.in_frames and _EXCEPTION.match(text):
-            self._exception(current, record, source)
+            self._exception(current, record, label)
             return True
         if not current.in_frames:
             self._close(record.pid)
@@ -255,14 +267,14 @@ class ErrorBook:
     def _chained(self, current: _Open) -> bool:
         return current.exception is not None and not current.in_frames
 
-    def _begin(self, record: Record, source: Source, phase: Phase) -> None:
+    def _begin(self, record: Record, label: str, phase: Phase) -> None:
         self._close(record.pid)
-        if len(self._open) >= MAX_OPEN:
-            self._close(next(iter(self._open)))
+        if len(self.open) >= MAX_OPEN:
+            self._close(next(iter(self.open)))
         writer = (record.process, record.pid, record.rank)
-        self._open[record.pid] = _Open(record.level, phase, source, writer)
+        self.open[record.pid] = _Open(record.level, phase, _source(label, record), writer)
 
-    def _exception(self, current: _Open, record: Record, source: Source) -> None:
+    def _exception(self, current: _Open, record: Record, label: str) -> None:
         current.in_frames = False
         if current.exception is not None:
             return
@@ -270,10 +282,10 @@ class ErrorBook:
         kind = classify(record.message) or ErrorKind.EXCEPTION
         current.client = kind in CLIENT_KINDS
         if record.level != "WARNING":
-            self._keep(kind, record, source, current.phase)
+            self._keep(kind, record, label, current.phase)
 
     def _close(self, pid: int | None) -> None:
-        current = self._open.pop(pid, None)
+        current = self.open.pop(pid, None)
         if current is None:
             return
         warned = current.level == "WARNING"
@@ -287,7 +299,7 @@ class ErrorBook:
                 Traceback(current.exception, current.level, current.phase, current.source, process, pid, rank)
             )
 
-    def _keep(self, kind: ErrorKind, record: Record, source: Source, phase: Phase) -> None:
+    def _keep(self, kind: ErrorKind, record: Record, label: str, phase: Phase) -> None:
         key = (kind, record.pid, phase)
         self.fatal_serving = self.fatal_serving or (phase is Phase.SERVE and kind in FATAL_KINDS)
         known = self.records.get(key)
@@ -299,7 +311,7 @@ class ErrorBook:
                 record.level,
                 _clip(record.message),
                 phase,
-                source,
+                _source(label, record),
                 record.process,
                 record.pid,
                 record.rank,
@@ -308,6 +320,10 @@ class ErrorBook:
                 _first_group(_WANTED, record.message),
                 _first_group(_FREE, record.message),
             )
+
+
+def _source(label: str, record: Record) -> Source:
+    return Source(label, record.line, record.offset)
 
 
 def _first_group(pattern: re.Pattern[bytes], message: bytes) -> str | None:

@@ -655,7 +655,27 @@ def _prefetched(boot: Boot, record: Record, text: bytes) -> None:
 STARTERS = frozenset({b"LLM engine ", b"API server version ", b"  version "})
 """Needles of the forms that a process prints once, when it starts."""
 _GATE = re.compile("|".join(f"(?P<f{index}>{form.start})" for index, form in enumerate(_FORMS)).encode())
-_NEEDLES = tuple((form.needle, form) for form in _FORMS)
+FORMLESS = re.compile(
+    rb"(?:(?:\((?P<writer>[A-Za-z][\w.-]{0,60} pid=\d{1,9})\) )?"
+    rb"(?:INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s:]{1,200}:\d+\] "
+    rb"|(?P<ansi>\x1b\[[0-9;]{1,8}m)?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\] LMCache (?:INFO|DEBUG):(?:\x1b\[0m)? )"
+    rb"(?![ \x1b\xe2]|" + "|".join(form.start for form in _FORMS).encode() + rb")"
+    rb"[^\r\x1b|\"]*(?:\x1b\[3m\([\w.:]+\)\x1b\[0m$)?(?P<cut>[^\n])?"
+)
+"""An engine's or a cache server's record below WARNING, if no form begins behind its header; `cut` begins what may be
+no longer the message."""
+_ROOTS = (
+    b"Model ", b"JIT", b" metrics: ", b" memory", b"Free mem", b" engine ", b"LLM engine", b"apturing", b"CUDA",
+    b"world", b"Overriding", b"nccl==", b" KV", b"version", b" cache ", b"prompt t", b"warmup s", b"exited u",
+    b"dispatching", b"Enforce ", b"Maximum ", b"[shutdow", b"block fo", b"Explicit", b"plugin", b" -> ", b"layer gr",
+    b"MCache ", b"ransfer ", b"Started ", b"startup ", b"hash_alg", b"Prefetch", b"Using ", b"KernelGr", b"TileLang",
+    b" tokens ",
+)  # fmt: skip
+"""Parts of the needles, each of which has one: nearly all text has none of them."""
+_BY_ROOT = tuple(
+    (root, tuple(one for one in enumerate(_FORMS) if next(r for r in _ROOTS if r in one[1].needle) == root))
+    for root in _ROOTS
+)
 
 
 def form_at_start(message: bytes) -> tuple[Form, int] | None:
@@ -666,10 +686,12 @@ def form_at_start(message: bytes) -> tuple[Form, int] | None:
 
 def form_anywhere(message: bytes) -> tuple[Form, int] | None:
     """The first form in text whose beginning is not known, with its position."""
-    best: tuple[Form, int] | None = None
-    for needle, form in _NEEDLES:
-        if needle in message:
-            found = form.pattern.search(message)
-            if found is not None and (best is None or found.start() < best[1]):
-                best = (form, found.start())
-    return best
+    first = form_at_start(message)
+    if first is not None:
+        return first
+    grouped = [one for root, group in _BY_ROOT if root in message for one in group if one[1].needle in message]
+    found = [(match.start(), index) for index, form in grouped if (match := form.pattern.search(message))]
+    if not found:
+        return None
+    start, index = min(found)
+    return _FORMS[index], start

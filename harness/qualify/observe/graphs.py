@@ -71,6 +71,36 @@ class GraphSets:
     drafter_prefill_full: tuple[int, ...] | None = None
     drafter_decode_full: tuple[int, ...] | None = None
 
+    def managers(self) -> dict[str, Manager]:
+        """The managers that exist, by the names that the workers give them; see `facts.Role`."""
+        found = {"target": Manager(self.piecewise, self.full)}
+        if self.drafter_full is not None:
+            found["drafter"] = Manager((), self.drafter_full)
+        if self.drafter_prefill_full is not None:
+            found["drafterPrefill"] = Manager(self.drafter_prefill_piecewise or (), self.drafter_prefill_full)
+        if self.drafter_decode_full is not None:
+            found["drafterDecode"] = Manager((), self.drafter_decode_full)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """Capture sizes of one manager in tokens, ascending."""
+
+    piecewise: tuple[int, ...]
+    full: tuple[int, ...]
+
+    def chosen(self, tokens: int, *, uniform: bool) -> tuple[str, int]:
+        """Mode and size of the graph that V2 takes for a step: the smallest FULL one that fits if the step is a
+        `uniform` decode, else the smallest PIECEWISE one, else none at the step's own size. Not for mode FULL, whose
+        graphs also take mixed steps.
+        """
+        for mode, sizes in (("FULL", self.full if uniform else ()), ("PIECEWISE", self.piecewise)):
+            fits = [size for size in sizes if size >= tokens]
+            if fits:
+                return mode, min(fits)
+        return "NONE", tokens
+
 
 def round_up(size: int, multiple: int) -> int:
     """Smallest multiple of `multiple` that is not below `size`."""

@@ -7,6 +7,7 @@ from qualify.load.answer import Answer
 from qualify.load.ceiling import Ceiling
 from qualify.load.client import Times
 from qualify.model import Record
+from qualify.records import GpuSample
 
 SERVE = "serve.json"
 
@@ -38,6 +39,7 @@ class ServedRequest(Record):
 class Served(Record):
     """boots/NN-name/serve.json; `model` is the name the requests used, `models` what the server lists."""
 
+    boot: str
     model: str
     models: tuple[str, ...]
     requests: tuple[ServedRequest, ...]
@@ -81,6 +83,7 @@ class LoadRequest(Record):
 class Cell(Record):
     """boots/NN-name/throughput/cC.json: one concurrency in one boot. All times are on the cell's clock."""
 
+    boot: str
     concurrency: int
     window_began: float
     window_ended: float
@@ -92,3 +95,5 @@ class Cell(Record):
     """Whether the engine was idle at both scrapes around the load."""
     failure: str | None
     """Why the window ended early."""
+    gpus: tuple[GpuSample, ...] = ()
+    """The engine's GPUs, about once a second within the window; none where it has none that can be seen."""

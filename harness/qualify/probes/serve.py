@@ -79,7 +79,8 @@ def collect(session: Session) -> None:
         for planned in plan(session.profile.model.seed):
             session.progress(planned.name)
             served.append(_serve(session, asker, planned))
-    session.evidence.record(SERVE, Served(model=session.model, models=models, requests=tuple(served)))
+    found = Served(boot=session.boot.name, model=session.model, models=models, requests=tuple(served))
+    session.evidence.record(SERVE, found)
     if any(request.answer.error for request in served):
         session.engine.get("/health")  # raises if the engine is gone; a failed request alone is evidence
 

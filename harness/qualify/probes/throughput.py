@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from types import TracebackType
 
 import httpx
 
+from qualify import gpus
 from qualify.errors import TargetError
 from qualify.evidence import compress
 from qualify.load import ceiling
@@ -22,6 +25,7 @@ from qualify.load.client import COMPLETIONS, ClosedLoop, Observer, Request, Supp
 from qualify.load.prompts import token_prompt
 from qualify.observe import metrics
 from qualify.probes.load_records import Cell, LoadRequest, Sample, cell_file, scrape_file
+from qualify.records import GpuSample
 from qualify.session import Session
 
 COARSE_SAMPLE_SECONDS = 1.0
@@ -35,6 +39,7 @@ WARMUP_SHARE = 8
 IDLE_SECONDS = 10.0
 IDLE_POLL_SECONDS = 0.05
 LARGE_BYTES = 256 << 10
+GPU_SAMPLE_SECONDS = 1.0
 
 NAMES = {
     "generation_tokens": "vllm:generation_tokens_total",
@@ -71,7 +76,8 @@ def _cell(session: Session, concurrency: int, limit: ceiling.Ceiling) -> Cell:
             session.progress(f"concurrency {concurrency}: warm-up")
             loop.wait_until_decoding()
             began = clock()
-            samples = scraper.window(began, profile.throughput.window_seconds, loop, f"concurrency {concurrency}")
+            with _GpuWatch(session.gpus, clock) as watch:
+                samples = scraper.window(began, profile.throughput.window_seconds, loop, f"concurrency {concurrency}")
             ended = clock()
             session.progress(f"concurrency {concurrency}: requests in flight end")
             turns = loop.finish()
@@ -81,6 +87,7 @@ def _cell(session: Session, concurrency: int, limit: ceiling.Ceiling) -> Cell:
             idle_after = False
             scraper.failure = scraper.failure or str(error)
     return Cell(
+        boot=session.boot.name,
         concurrency=concurrency,
         window_began=round(began, 6),
         window_ended=round(ended, 6),
@@ -90,7 +97,35 @@ def _cell(session: Session, concurrency: int, limit: ceiling.Ceiling) -> Cell:
         ceiling=limit,
         drained=idle_before and idle_after,
         failure=loop.failure() or scraper.failure,
+        gpus=tuple(watch.samples),
     )
+
+
+class _GpuWatch:
+    """Looks at the GPUs while the window lasts, beside the scraper: nvidia-smi may take longer than a sample."""
+
+    def __init__(self, uuids: tuple[str, ...], clock: Callable[[], float]) -> None:
+        self.samples: list[GpuSample] = []
+        self._uuids, self._clock = uuids, clock
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gpu watch", daemon=True)
+
+    def __enter__(self) -> _GpuWatch:
+        if self._uuids:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._uuids:
+            self._thread.join(gpus.ASK_SECONDS)
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            self.samples.extend(gpus.sample(self._uuids, round(self._clock(), 6)))
+            self._ended.wait(GPU_SAMPLE_SECONDS)
 
 
 class _Scraper:

@@ -115,6 +115,20 @@ class DriverMemory(Record):
     total: int
 
 
+class AdmissionFigures(Record):
+    """The engine's own memory profile in bytes: available = budget - consumed - activation.
+
+    `activation` is the transient peak with the estimate of the graphs, of which `graphs` is known apart; `before` was
+    used on the device when the engine began to measure, by itself or by others.
+    """
+
+    before: int
+    consumed: int
+    activation: int
+    graphs: int
+    available: int
+
+
 class MemoryReport(Record):
     """Bytes of one rank. `control_group_bytes` is shared by all processes of the group."""
 
@@ -125,6 +139,9 @@ class MemoryReport(Record):
     allocator: Allocator | None
     driver: DriverMemory | None
     budget_bytes: int | None
+    admission: AdmissionFigures | None = None
+    graph_pool_bytes: int | None = None
+    """Memory in which CUDA graphs work and which no tensor holds."""
     unknown: dict[str, str]
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from qualify.claims.model import ClaimId
 from qualify.errors import UsageError
+from qualify.observe.graphs import GraphMode, Runner
 
 FOLDER = Path(__file__).parent
 
@@ -37,6 +38,15 @@ class Pins(Section):
     lmcache: str
 
 
+class Graphs(Section):
+    """CUDA graphs that every boot must capture and replay."""
+
+    mode: GraphMode
+    sizes: tuple[PositiveInt, ...] = ()
+    """Tokens, ascending; empty: those that the engine chooses by itself."""
+    runner: Runner = Runner.V2
+
+
 class Engine(Section):
     kind: Literal["cpu", "cuda"]
     tensor_parallel: PositiveInt
@@ -46,6 +56,7 @@ class Engine(Section):
     max_num_batched_tokens: PositiveInt
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
+    graphs: Graphs | None = None
     pins: Pins
 
 
@@ -96,6 +107,8 @@ class Boot(Section):
     name: Name
     cache: Storage = Storage.NONE
     speculation: bool = False
+    plugin: bool = True
+    """Without the vllm_qout plugin where false. The CPU engine never uses it."""
     probes: tuple[Probe, ...]
 
 
@@ -148,6 +161,7 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Profile:
+        self._no_gpu_claims_without_gpu()
         names = [boot.name for boot in self.boots]
         if len(set(names)) != len(names):
             raise ValueError("boots: two boots have the same name")
@@ -169,6 +183,15 @@ class Profile(Section):
             if Probe.KV_RESTART in boot.probes and boot.cache is not Storage.KEPT:
                 raise ValueError(f"boots: {boot.name!r} runs kv.restart without kept storage")
         return self
+
+    def _no_gpu_claims_without_gpu(self) -> None:
+        asked = (*self.claims.required, *self.claims.optional)
+        if self.engine.graphs is not None and self.engine.kind == "cpu":
+            raise ValueError("engine.graphs: the CPU engine records no CUDA graphs")
+        if ClaimId.GRAPHS_CAPTURE in asked and self.engine.graphs is None:
+            raise ValueError("engine.graphs: missing, and graphs.capture is asked for")
+        if ClaimId.PLUGIN_ACTIVE in asked and self.engine.kind == "cpu":
+            raise ValueError("engine.kind: plugin.active is asked for, and the CPU engine never uses the plugin")
 
     def digest(self) -> str:
         """sha256 over the resolved profile, so that formatting and comments do not change it."""
@@ -200,7 +223,7 @@ def parse(text: str, label: str) -> Profile:
     """The profile in `text`. Raises UsageError with `label`, line and key of the first error."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also for numbers and nesting that no profile has
         raise UsageError(f"profile {label} is not TOML: {error}", remedy="see docs/profile-reference.md") from None
     try:
         return Profile.model_validate(data)

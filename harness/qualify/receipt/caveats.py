@@ -46,7 +46,7 @@ def _limitations(
             affects=(ClaimId.SERVE_TP, ClaimId.KV_RESTORE),
         )
     measured = [boot for boot in profile.boots if Probe.THROUGHPUT in boot.probes]
-    if len({boot.speculation for boot in measured}) == len(measured):
+    if len({(boot.speculation, boot.plugin) for boot in measured}) == len(measured):
         yield Caveat(
             id="throughput.singleBoot",
             text="each configuration was booted once; the intervals hold within a boot, not between boots",

@@ -41,6 +41,8 @@ class Running(Protocol):
     """The name under which the engine serves the model."""
     extension: bool
     """Whether `qualify.inside.worker` is loaded and reachable."""
+    gpus: tuple[str, ...]
+    """UUIDs of the GPUs that it runs on; none if it has none or they are not known."""
 
     def died(self) -> str | None:
         """One line about a process that ended by itself, None while all run."""

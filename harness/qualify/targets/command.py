@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qualify.errors import PreflightError
-from qualify.profiles import Boot, Profile, Storage
+from qualify.profiles import Boot, Graphs, Profile, Storage
 
 LOOPBACK = "127.0.0.1"
 
@@ -34,6 +34,17 @@ QUIET = {
 }
 
 
+CUDA = {
+    # Else the engine compiles over a thousand matrix-product shapes before it serves, for more than 10 minutes.
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
+    # NVLink multicast can put the GPUs of a shared host out of service.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
+
+
 @dataclass(frozen=True)
 class Places:
     """Where one boot runs. Paths are relative to the working directory, so that logs and cache keys hold no path
@@ -49,8 +60,12 @@ class Places:
     """Folder for PYTHONPATH that holds the package `qualify` and nothing else."""
     scratch: str
     """Folder for temporary files and sockets; short, since a socket's path may have 107 bytes."""
+    compiled: str
+    """Folder for what torch compiles: the boots of a run share it, runs do not."""
     cpus: tuple[int, ...]
     """CPUs that this process may use."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs, one a rank; none where the engine sees its own only."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +108,8 @@ def engine(profile: Profile, boot: Boot, places: Places) -> Command:
     argv += ["--worker-extension-cls", EXTENSION]
     if boot.speculation:
         argv += ["--speculative-config", json.dumps(speculative_config(profile), sort_keys=True)]
+    if settings.graphs is not None:
+        argv += ["--compilation-config", json.dumps(compilation_config(settings.graphs), sort_keys=True)]
     if boot.cache is not Storage.NONE:
         argv += ["--kv-transfer-config", json.dumps(kv_transfer_config(places.cache_port), sort_keys=True)]
     environment = {
@@ -104,16 +121,30 @@ def engine(profile: Profile, boot: Boot, places: Places) -> Command:
         "VLLM_SERVER_DEV_MODE": "1",
     }
     if settings.kind == "cpu":
+        environment["TORCHINDUCTOR_CACHE_DIR"] = places.compiled
         # Without it two ranks on one NUMA node end with "Not enough allowed NUMA nodes".
         environment["VLLM_CPU_OMP_THREADS_BIND"] = omp_threads_bind(places.cpus, settings.tensor_parallel)
+    if settings.kind == "cuda":
+        environment |= CUDA | visible(places.gpus)
     if boot.cache is not Storage.NONE:
         environment["LMCACHE_MP_TRANSFER_MODE"] = profile.cache.transfer_mode
+    if not boot.plugin:
+        environment["VLLM_QOUT"] = "0"
     return Command("engine", (*argv, *settings.arguments), environment | settings.environment)
+
+
+def visible(gpus: tuple[str, ...]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 def speculative_config(profile: Profile) -> dict[str, object]:
     speculation = profile.speculation
     return {"method": speculation.method, "num_speculative_tokens": speculation.tokens, **speculation.config}
+
+
+def compilation_config(graphs: Graphs) -> dict[str, object]:
+    sizes = {"cudagraph_capture_sizes": list(graphs.sizes)} if graphs.sizes else {}
+    return {"cudagraph_mode": graphs.mode, **sizes}
 
 
 def kv_transfer_config(cache_port: int) -> dict[str, object]:
@@ -138,6 +169,6 @@ def cache_server(profile: Profile, places: Places) -> Command:
     argv += ["--chunk-size", str(settings.chunk_tokens), "--l1-size-gb", str(settings.memory_gigabytes)]
     argv += ["--eviction-policy", "LRU", "--supported-transfer-mode", settings.transfer_mode]
     argv += ["--l2-adapter", json.dumps({"type": "fs", "base_path": places.storage})]
-    # The ranks keep the cores busy, so the copies get one thread. It did not end the stalls that were seen (README).
-    environment = {**QUIET, "TMPDIR": places.scratch, "OMP_NUM_THREADS": "1"}
+    # The ranks keep the cores busy, so the copies get one thread.
+    environment = {**QUIET, "TMPDIR": places.scratch, "OMP_NUM_THREADS": "1"} | visible(places.gpus)
     return Command("cache", (*argv, *settings.arguments), environment)

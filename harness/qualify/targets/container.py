@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container target: the same boots as the local target, each process in a container of the image under test.
+"""The container target: the same boots as the local target, each in a container of the image under test.
 
-One boot is a pod: a container that does nothing holds the network, the shared memory and the process table, and the
-engine and the cache server join it, so that either may die without the other. The pod ends when its standard input
-does, which is a pipe from the harness: a harness that is killed takes its containers with it, whatever killed it.
-docs/image.md gives the reason for every option below.
+The container itself does nothing; engine and cache server are run in it, each below the same supervisor as a local
+process, so that either may die without the other. Two containers would be two groups for Linux's scheduler: engine
+ranks that spin in sched_yield then keep the cache server off the CPU for many seconds (docs/image.md). The container
+ends when its standard input does, which is a pipe from the harness: a harness that is killed takes it along, whatever
+killed it. docs/image.md gives the reason for every option below.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,8 +38,8 @@ from qualify.registry import NotFound, Reference, RegistryError, Resolved, resol
 from qualify.targets import Launch
 from qualify.targets.command import Command
 from qualify.targets.docker import OWNER_LABEL, DaemonError, Docker, DockerError, explain, owner
-from qualify.targets.local import INTROSPECT, LocalRunning, Progress
-from qualify.targets.process import Supervised, last_lines
+from qualify.targets.local import INTROSPECT, LocalRunning, Progress, title
+from qualify.targets.process import Supervised
 
 PLUGIN = "vllm-qout"
 KIND_LABEL = "dev.vllm-qualify.engine"
@@ -49,14 +51,13 @@ LOCKS = {
 ENGINE = EngineEnv(python=Path("/opt/engine/bin/python"), path=Path("/opt/engine"), lock_digest=None)
 """The engine as it lies in every image of ours."""
 WORK, SCRATCH, HOME = "/work", "/tmp", "/home/engine"
+SUPERVISOR = f"{WORK}/extension/qualify/targets/supervisor.py"
 IMAGE_USER = 2000
 """The image's own user, who runs the engine when the harness is root; else the user of the harness does."""
 
 ONCE_SECONDS = 300.0
 """Bound on a program that looks into the image: hashing every file takes 10 s from memory, minutes from a slow disk."""
-POD_SECONDS = 60.0
-NOT_STARTED = 125
-"""Status of the client when the daemon refuses to run a container."""
+CONTAINER_SECONDS = 60.0
 PROCESSES = 8192
 """Processes and threads of one container: an engine has some hundreds, a runaway one has more."""
 HOST_RESERVE = 1 << 30
@@ -120,10 +121,6 @@ class ContainerTarget:
         checked = self._check_files(found)
         return engine.model_copy(
             update={
-                # The plugin is built with the image, from the source beside the lock.
-                "lock_mismatches": tuple(
-                    line for line in engine.lock_mismatches if not line.startswith(f"{PLUGIN}: installed")
-                ),
                 "files_checked": engine.files_checked + checked.files,
                 "files_modified": (
                     *engine.files_modified,
@@ -320,8 +317,16 @@ def writable_in_memory() -> list[str]:
     ]
 
 
-def gpu_options(uuids: tuple[str, ...]) -> list[str]:
-    return ["--gpus", f'"device={",".join(uuids)}"'] if uuids else []
+@dataclass(frozen=True)
+class Card:
+    """A GPU; `capability` names what compiled kernels are for, e.g. 9.0."""
+
+    uuid: str
+    capability: str
+
+
+def gpu_options(cards: Sequence[Card]) -> list[str]:
+    return ["--gpus", f'"device={",".join(card.uuid for card in cards)}"'] if cards else []
 
 
 def mount(source: Path, target: str, *, writable: bool = False) -> str:
@@ -331,9 +336,9 @@ def mount(source: Path, target: str, *, writable: bool = False) -> str:
     return f"--mount=type=bind,source={source},target={target}{'' if writable else ',readonly'}"
 
 
-def idle_gpus(count: int) -> tuple[str, ...]:
-    """UUIDs of GPUs that no process uses, in the driver's order. Raises PreflightError if there are too few."""
-    query = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
+def idle_gpus(count: int) -> tuple[Card, ...]:
+    """GPUs that no process uses, in the driver's order. Raises PreflightError if there are too few."""
+    query = ["nvidia-smi", "--query-gpu=uuid,compute_cap,memory.used", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -341,7 +346,7 @@ def idle_gpus(count: int) -> tuple[str, ...]:
             "nvidia-smi does not answer", remedy="install the NVIDIA driver, or use a CPU image"
         ) from None
     rows = [line.split(", ") for line in answer.splitlines() if line.startswith("GPU-")]
-    idle = tuple(uuid for uuid, used in rows if int(used) < IDLE_MIB)
+    idle = tuple(Card(uuid, capability) for uuid, capability, used in rows if int(used) < IDLE_MIB)
     if len(idle) < count:
         raise PreflightError(f"{count} idle GPUs are needed, {len(idle)} of {len(rows)} are", remedy="free them")
     return idle[:count]
@@ -351,8 +356,8 @@ IDLE_MIB = 512
 """Memory of a GPU in use below which it counts as idle: the driver alone takes some."""
 
 
-class Pod:
-    """The container that the others join: an internal network, shared memory, and a table of processes."""
+class BootContainer:
+    """The container of one boot, with an internal network of its own."""
 
     def __init__(self, docker: Docker, image: str, name: str) -> None:
         self._docker = docker
@@ -361,35 +366,33 @@ class Pod:
         self.address = ""
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def joined(self) -> list[str]:
-        """Options of a container that joins."""
-        return [f"--{space}=container:{self.name}" for space in ("network", "ipc", "pid")]
-
-    def start(self, shm_bytes: int) -> None:
-        """Raises TargetError."""
+    def start(self, options: Sequence[str]) -> None:
+        """Raises TargetError with the daemon's reason."""
         label = f"{OWNER_LABEL}={owner()}"
         self._docker.call("network", "create", "--internal", "--label", label, self.name)
         self._process = subprocess.Popen(
             [
                 *(self._docker.program, "run", "--interactive", "--rm", "--name", self.name, "--label", label),
-                *("--network", self.name, "--ipc", "shareable", "--shm-size", str(shm_bytes), *confinement()),
+                *("--network", self.name, *confinement(), *options),
                 *("--entrypoint", "/usr/bin/tini", self._image, "-s", "--", "cat"),
             ],
             env=self._docker.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the harness, which stops the engine first
+            process_group=0,  # Ctrl-C is for the harness, which stops the engine first
         )
-        deadline = time.monotonic() + POD_SECONDS
+        deadline = time.monotonic() + CONTAINER_SECONDS
         while not self.address:
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise TargetError(f"the pod did not start: {self._complaint()}", phase="start of the pod")
+                raise TargetError(self._complaint(), phase="start of the container", remedy="see the daemon's log")
             time.sleep(0.1)
             found = self._docker.inspect("container", self.name) or {}
             if found.get("State", {}).get("Running"):
                 self.address = found["NetworkSettings"]["Networks"][self.name]["IPAddress"]
+
+    def runs(self) -> bool:
+        return bool((self._docker.inspect("container", self.name) or {}).get("State", {}).get("Running"))
 
     def close(self) -> None:
         """Remove container and network. Raises DaemonError if the daemon is gone."""
@@ -406,140 +409,149 @@ class Pod:
 
     def _complaint(self) -> str:
         assert self._process is not None and self._process.stderr is not None
-        self._process.kill()
-        lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[0] if lines else f"no answer within {POD_SECONDS:.0f} s"
+        if self._process.poll() is None:
+            self._process.kill()
+            return f"the container did not start within {CONTAINER_SECONDS:.0f} s"
+        return explain("run", self._process.stderr.read().decode(errors="replace")).what
+
+
+class Executed(Supervised):
+    """A command in a container that runs already. Its supervisor runs there too, with standard input and output of the
+    client for pipes; the command's output is what the client prints as errors."""
+
+    def __init__(self, docker: Docker, container: str, command: Command, log: Path) -> None:
+        options = [f"--env={key}={value}" for key, value in sorted(command.environment.items())]
+        self._client = [
+            docker.program,
+            "exec",
+            "--interactive",
+            *options,
+            container,
+            "/usr/bin/python3",
+            "-I",
+            SUPERVISOR,
+        ]
+        super().__init__(command.argv, log=log, environment=docker.environment, cwd=Path(WORK))
+
+    def _start(
+        self, control: int, status: int, config: dict[str, object], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        argv = [*self._client, "0", "1", json.dumps(config | {"log": None})]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(argv, env=environment, stdin=control, stdout=status, stderr=log, process_group=0)
+
+    def _lost(self) -> None:
+        """The client is gone. What it ran ends with the container; its process number means nothing out here."""
+        self._done = self._done or {"error": "its container or the daemon ended"}
 
 
 class ContainerRunning(LocalRunning):
-    """One boot: what LocalRunning does, with containers for processes."""
+    """One boot: what LocalRunning does, in a container."""
 
     def __init__(self, launch: Launch, found: Identified, docker: Docker, cache: Path, progress: Progress) -> None:
         super().__init__(launch, ENGINE, progress)
-        self._found = found
         self._docker = docker
-        self._names: list[str] = []
-        self._pod = Pod(docker, found.local_id, f"vllm-qualify-{os.getpid()}-{launch.index:02d}-{launch.boot.name}")
+        name = f"vllm-qualify-{os.getpid()}-{launch.index:02d}-{launch.boot.name}"
+        self._container = BootContainer(docker, found.local_id, name)
         self._gpus = idle_gpus(launch.profile.engine.tensor_parallel) if found.kind == "cuda" else ()
-        self._home = cache / "image-home" / found.image.manifest_digest[7:19] if found.kind == "cuda" else None
+        self.gpus = tuple(card.uuid for card in self._gpus)
+        self._home = compile_caches(cache, found.image, self._gpus) if self._gpus else None
         self._memory = psutil.virtual_memory().total - HOST_RESERVE
-        self._places = replace(self._places, extension_path=f"{WORK}/extension", scratch=SCRATCH)
-
-    def start(self) -> None:
-        try:
-            self._pod.start(self._memory // 2)
-        except DockerError as error:
-            raise TargetError(error.what, phase="start of the pod", remedy=error.remedy) from None
-        self.engine_url = f"http://{self._pod.address}:{self._places.port}"
-        if self.cache_url is not None:
-            self.cache_url = f"http://{self._pod.address}:{self._places.cache_http_port}"
-        super().start()
+        self._places = replace(
+            self._places, extension_path=f"{WORK}/extension", scratch=SCRATCH, compiled=f"{SCRATCH}/compiled"
+        )
 
     def died(self) -> str | None:
         died = super().died()
-        return died and (self._daemon_trouble() or died)
+        return died and (self._trouble() or died)
 
     def stop(self) -> BootRecord:
         if self._record is None:
             record = super().stop()
             left: tuple[str, ...] = ()
             try:
-                self._docker.remove(*self._names)
-                self._pod.close()
+                self._container.close()
             except QualifyError as error:
-                left = tuple(f"container {name} ({error.what})" for name in (*self._names, self._pod.name))
+                left = (f"container {self._container.name} ({error.what})",)
             self._record = record.model_copy(
-                update={
-                    "processes": tuple(
-                        process.model_copy(update={"exit_status": exit_status(process.exit_status)})
-                        for process in record.processes
-                    ),
-                    "leftovers": (*record.leftovers, *left),
-                    "facts": {"container": self._facts()},
-                }
+                update={"leftovers": (*record.leftovers, *left), "facts": {"container": self._facts()}}
             )
         return self._record
 
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._progress("starting the container")
+        self._container.start([*self._limits(), *self._mounts()])
+        self.engine_url = f"http://{self._container.address}:{self._places.port}"
+        if self.cache_url is not None:
+            self.cache_url = f"http://{self._container.address}:{self._places.cache_http_port}"
+
     def _check_alive(self, phase: str) -> None:
-        ended = {process.wait(0.0): process for _, process in self._processes}
-        if set(ended) - {None} and (trouble := self._daemon_trouble()):
-            raise TargetError(f"{trouble} during: {phase}", phase=phase, remedy="start the daemon and run again")
-        if refused := ended.get(NOT_STARTED):
-            raise TargetError(explain("run", "\n".join(last_lines(refused.log, 4))).what, phase=phase)
+        ended = any(process.wait(0.0) is not None for _, process in self._processes)
+        if ended and (trouble := self._trouble()):
+            raise TargetError(f"{trouble} during: {phase}", phase=phase, remedy="see the daemon's log, and run again")
         super()._check_alive(phase)
 
-    def _daemon_trouble(self) -> str | None:
+    def _trouble(self) -> str | None:
+        """What ended a process from outside, if it was not the process itself."""
         try:
-            self._docker.check()
+            return None if self._container.runs() else "the container was killed or removed"
         except DaemonError as error:
             return f"the Docker daemon went away ({error.what})"
-        return None
 
     def _spawn(self, command: Command, log_name: str) -> Supervised:
-        self._progress(f"starting the container of the {command.role}")
-        command = self._in_pod(command)
-        name = f"{self._pod.name}-{command.role}"
-        self._names.append(name)
-        argv = [self._docker.program, "run", "--rm", "--name", name, "--label", f"{OWNER_LABEL}={owner()}"]
-        argv += [*self._pod.joined, *confinement(), *self._limits(), *self._mounts(command.role)]
-        argv += [f"--env={key}={value}" for key, value in sorted(command.environment.items())]
-        argv += ["--workdir", WORK, self._found.local_id, *command.argv]
-        process = Supervised(
-            argv,
-            log=self._launch.evidence.path(log_name),
-            environment=self._docker.environment,
-            cwd=self._launch.work,
-        )
+        self._progress(f"starting the {title(command)}")
+        command = self._reachable(command)
+        process = Executed(self._docker, self._container.name, command, self._launch.evidence.path(log_name))
         self._processes.append((command, process))
         return process
 
-    def _in_pod(self, command: Command) -> Command:
-        """The same command, reachable at the pod's address instead of on its loopback."""
+    def _reachable(self, command: Command) -> Command:
+        """The same command, reachable at the container's address instead of on its loopback."""
         argv = list(command.argv)
         option = "--http-host" if "--http-host" in argv else "--host"
-        argv[argv.index(option) + 1] = self._pod.address
-        return replace(command, argv=tuple(argv), environment=command.environment | {"QUALIFY_PRIVATE_NETWORK": "1"})
+        argv[argv.index(option) + 1] = self._container.address
+        return replace(command, argv=tuple(argv))
 
     def _limits(self) -> list[str]:
-        limits = ["--memory", str(self._memory), "--memory-swap", str(self._memory)]
+        limits = ["--shm-size", str(self._memory // 2)]
+        limits += ["--memory", str(self._memory), "--memory-swap", str(self._memory)]
         limits += ["--cpuset-cpus", ",".join(map(str, self._places.cpus))]
         limits += ["--ulimit", "core=0"]
         return [*limits, *gpu_options(self._gpus)]
 
-    def _mounts(self, role: str) -> list[str]:
+    def _mounts(self) -> list[str]:
         package = Path(qualify.__file__).parent
         mounts = writable_in_memory()
         if self._home is not None:
             own(self._home)
             mounts = [*mounts[:2], mount(self._home, HOME, writable=True)]
-        if role == "engine" and self._launch.model is not None:
+        mounts.append(mount(package, f"{WORK}/extension/{package.name}"))
+        if self._launch.model is not None:
             mounts.append(mount(self._launch.model.resolve(), f"{WORK}/{self._places.model}"))
-            mounts.append(mount(package, f"{WORK}/extension/{package.name}"))
-        if role == "cache":
-            storage = self._launch.work / self._places.storage
-            own(storage)
-            mounts.append(mount(storage.resolve(), f"{WORK}/{self._places.storage}", writable=True))
+        if self.storage is not None:
+            own(self.storage)
+            mounts.append(mount(self.storage.resolve(), f"{WORK}/{self._places.storage}", writable=True))
         return mounts
 
     def _facts(self) -> dict[str, Any]:
         return {
             "user": user(),
             "network": "internal bridge",
-            "ipc": "shared within the pod",
-            "pid": "shared within the pod",
             "shmBytes": self._memory // 2,
             "memoryBytes": self._memory,
             "capabilities": [],
             "noNewPrivileges": True,
             "readOnlyRoot": True,
             "gpus": len(self._gpus),
-            "writable": [SCRATCH, HOME, *([f"{WORK}/{self._places.storage} (cache)"] if self.storage else [])],
+            "writable": [SCRATCH, HOME, *([f"{WORK}/{self._places.storage}"] if self.storage else [])],
         }
 
 
-def exit_status(status: int | None) -> int | None:
-    """The client reports a signal as 128 + its number; records have it negative."""
-    return 128 - status if status is not None and status > 128 else status
+def compile_caches(cache: Path, image: Image, cards: Sequence[Card]) -> Path:
+    """The home folder of the engine, kept between runs, for one image on one kind of card."""
+    kinds = "-".join(sorted({card.capability for card in cards}))
+    return cache / "image-home" / f"{image.manifest_digest[7:19]}-{kinds}"
 
 
 def own(folder: Path) -> None:

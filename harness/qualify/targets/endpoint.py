@@ -100,6 +100,7 @@ class EndpointRunning:
 
     cache_url: str | None = None
     storage: Path | None = None
+    gpus: tuple[str, ...] = ()
 
     def __init__(self, url: str, model: str, extension: bool, launch: Launch) -> None:
         self.engine_url = url

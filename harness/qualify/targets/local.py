@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,8 +28,18 @@ from qualify.errors import TargetError, UsageError
 from qualify.profiles import Boot, Profile, Storage
 from qualify.records import BootOutcome, BootRecord, EngineEnvironment, Process
 from qualify.targets import Launch
-from qualify.targets.command import LOOPBACK, QUIET, Command, Places, cache_server, code_variables, engine, inherited
-from qualify.targets.process import Ended, Supervised, free_ports, last_lines, last_words
+from qualify.targets.command import (
+    LOOPBACK,
+    QUIET,
+    Command,
+    Places,
+    cache_server,
+    code_variables,
+    engine,
+    inherited,
+    visible,
+)
+from qualify.targets.process import Ended, Supervised, count_lines, free_ports, last_lines, last_words
 
 INTROSPECT = Path(qualify.__file__).parent / "inside" / "introspect.py"
 
@@ -54,10 +65,14 @@ class LocalTarget:
 
     label = "local"
 
-    def __init__(self, profile: Profile, env: EngineEnv, progress: Progress) -> None:
+    def __init__(
+        self, profile: Profile, env: EngineEnv, progress: Progress, visible_gpus: tuple[str, ...] = ()
+    ) -> None:
+        """`visible_gpus` are the UUIDs of the GPUs to use, one a rank; none for an engine without GPUs."""
         self._profile = profile
         self._env = env
         self._progress = progress
+        self._gpus = visible_gpus
 
     def supports(self, boot: Boot) -> bool:
         return True
@@ -67,6 +82,8 @@ class LocalTarget:
         program = ["-I", str(INTROSPECT)]
         for lock in self._env.locks:
             program += ["--lock", str(lock)]
+        if self._env.pruned is not None:
+            program += ["--pruned", str(self._env.pruned)]
         report = self._report(program, "look into the engine", INTROSPECT_SECONDS)
         try:
             seen = EngineEnvironment.model_validate_json(report, strict=False)
@@ -88,7 +105,7 @@ class LocalTarget:
         with tempfile.TemporaryDirectory(prefix="qualify-") as name:
             folder = Path(name)
             argv = [str(self._env.python), *program, "--json", str(folder / "report.json")]
-            environment = inherited(os.environ) | QUIET
+            environment = inherited(os.environ) | self._env.variables | QUIET | visible(self._gpus)
             with Supervised(argv, log=folder / "log", environment=environment, cwd=folder) as process:
                 status = process.wait(seconds)
             with contextlib.suppress(OSError):
@@ -103,7 +120,7 @@ class LocalTarget:
 
     def boot(self, launch: Launch) -> LocalRunning:
         """Start and wait until a request was served. Raises TargetError; then nothing is left, but boot.json."""
-        running = LocalRunning(launch, self._env, self._progress)
+        running = LocalRunning(launch, self._env, self._progress, self._gpus)
         try:
             running.start()
         except BaseException:
@@ -117,8 +134,10 @@ class LocalRunning:
 
     extension = True
 
-    def __init__(self, launch: Launch, env: EngineEnv, progress: Progress) -> None:
+    def __init__(self, launch: Launch, env: EngineEnv, progress: Progress, visible_gpus: tuple[str, ...] = ()) -> None:
         self._launch = launch
+        self._variables = env.variables
+        self.gpus = visible_gpus
         self._progress = progress
         self._began = time.monotonic()
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -128,7 +147,7 @@ class LocalRunning:
         self._ports = free_ports(3)
         self._cached = launch.boot.cache is not Storage.NONE
         self._scratch = Path(tempfile.mkdtemp(prefix="qualify-"))
-        self._places = _places(launch, env, self._ports, self._scratch)
+        self._places = replace(_places(launch, env, self._ports, self._scratch), gpus=visible_gpus)
         self.model = self._places.model
         self.engine_url = f"http://{LOOPBACK}:{self._places.port}"
         self.cache_url = f"http://{LOOPBACK}:{self._places.cache_http_port}" if self._cached else None
@@ -136,7 +155,7 @@ class LocalRunning:
 
     def start(self) -> None:
         launch, seconds = self._launch, self._launch.profile.timeouts.start_seconds
-        _prepare(launch, self._places)
+        self._prepare()
         if self.cache_url is not None:
             cache = self._spawn(cache_server(launch.profile, self._places), "cache.log")
             deadline = time.monotonic() + min(seconds, CACHE_START_SECONDS)
@@ -155,7 +174,7 @@ class LocalRunning:
         for command, process in self._processes:
             status = process.wait(0.0)
             if status is not None:
-                return f"the {_title(command)} {_how(status)}"
+                return f"the {title(command)} {_how(status)}"
         return None
 
     def pid_of(self, role: str) -> int:
@@ -176,6 +195,7 @@ class LocalRunning:
         outcomes = [end.outcome for end in ended]
         outcome = next((o for o in (BootOutcome.DIED, BootOutcome.KILLED) if o in outcomes), BootOutcome.STOPPED)
         hide = {str(self._scratch): "{scratch}", str(self._launch.work): "{work}", self._places.python: "{python}"}
+        hide |= {uuid: f"{{gpu {rank}}}" for rank, uuid in enumerate(self._places.gpus)}
         return BootRecord(
             index=self._launch.index,
             name=self._launch.boot.name,
@@ -192,18 +212,22 @@ class LocalRunning:
                     pid=process.pid or 0,
                     exit_status=end.exit_status,
                     outcome=end.outcome,
+                    log_lines=count_lines(process.log),
                 )
                 for (command, process), end in zip(self._processes, ended, strict=True)
             ),
             leftovers=tuple(item for end in ended for item in end.leftovers),
         )
 
+    def _prepare(self) -> None:
+        _prepare(self._launch, self._places)
+
     def _spawn(self, command: Command, log_name: str) -> Supervised:
-        self._progress(f"starting the {_title(command)}")
+        self._progress(f"starting the {title(command)}")
         process = Supervised(
             command.argv,
             log=self._launch.evidence.path(log_name),
-            environment=inherited(os.environ) | command.environment,
+            environment=inherited(os.environ) | self._variables | command.environment,
             cwd=self._launch.work,
             scratch=self._scratch if command.role == "engine" else None,
         )
@@ -230,9 +254,9 @@ class LocalRunning:
             if status is not None:
                 error = process.stop(0.0).error
                 raise TargetError(
-                    f"the {_title(command)} could not be started: {error}"
+                    f"the {title(command)} could not be started: {error}"
                     if error
-                    else f"the {_title(command)} {_how(status)} during: {phase}",
+                    else f"the {title(command)} {_how(status)} during: {phase}",
                     phase=phase,
                     remedy=_remedy(process.log),
                     tail=last_words(process.log),
@@ -298,6 +322,7 @@ def _places(launch: Launch, env: EngineEnv, ports: tuple[int, ...], scratch: Pat
         storage="storage",
         extension_path=str(launch.work / "extension"),
         scratch=str(scratch),
+        compiled=str(launch.work / "compiled"),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
     )
 
@@ -330,7 +355,8 @@ def _prepare(launch: Launch, places: Places) -> None:
         storage.mkdir(exist_ok=True)
 
 
-def _title(command: Command) -> str:
+def title(command: Command) -> str:
+    """What a command is called in messages."""
     return {"engine": "engine (vLLM)", "cache": "cache server (LMCache)"}[command.role]
 
 

@@ -61,18 +61,13 @@ class Supervised:
         self._done: dict[str, object] | None = None
         self._asked = False
         self._killed = False
-        config = {"argv": list(argv), "log": str(log), "cwd": str(cwd), "scratch": str(scratch) if scratch else None}
+        folder = str(scratch) if scratch else None
+        config: dict[str, object] = {"argv": list(argv), "log": str(log), "cwd": str(cwd), "scratch": folder}
         control, self._control = os.pipe()
         self._status, status = os.pipe()
         try:
             log.touch()
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", str(SUPERVISOR), str(control), str(status), json.dumps(config)],
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(control, status),
-                process_group=0,  # Ctrl-C is for the harness; supervisor.py says why it is no session
-            )
+            self._supervisor = self._start(control, status, config, dict(environment))
         except BaseException:
             os.close(self._control)
             os.close(self._status)
@@ -80,6 +75,17 @@ class Supervised:
         finally:
             os.close(control)
             os.close(status)
+
+    def _start(
+        self, control: int, status: int, config: dict[str, object], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-I", str(SUPERVISOR), str(control), str(status), json.dumps(config)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(control, status),
+            process_group=0,  # Ctrl-C is for the harness; supervisor.py says why it is no session
+        )
 
     def __enter__(self) -> Supervised:
         return self
@@ -199,6 +205,12 @@ def last_lines(log: Path, count: int) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-count:]
+
+
+def count_lines(log: Path) -> int:
+    """Line ends in a log of any size."""
+    with log.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
 
 
 EXCEPTION = re.compile(r"(^|[\])] )([A-Za-z_][\w.]*\.)?[A-Z]\w*(Error|Exception|Interrupt|NotFound|Refused): ?\S")

@@ -7,7 +7,7 @@ descendant whose parent ends (PR_SET_CHILD_SUBREAPER), so daemonized and re-sess
 CONTROL  pipe from the harness: b"T" asks the command to end (SIGTERM), b"K" kills the tree, end-of-file means that
          the harness is gone and kills the tree too
 STATUS   pipe to the harness, one JSON object a line: started, exited, done
-CONFIG   JSON: argv, log, cwd, scratch (a folder to remove at the end, or null)
+CONFIG   JSON: argv, log (null: standard error), cwd, scratch (a folder to remove at the end, or null)
 
 After the command has ended, what is left of its tree gets GRACE_SECONDS to follow, then SIGKILL. Then its
 shared-memory segments go, if nobody else has them open. Only the standard library is used.
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 TICK_SECONDS = 0.25
 GRACE_SECONDS = 3.0
@@ -41,6 +41,10 @@ SHM = Path("/dev/shm")
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def open_log(path: str | None) -> BinaryIO:
+    return os.fdopen(os.dup(sys.stderr.fileno()), "ab") if path is None else Path(path).open("ab")
 
 
 def die_with_parent() -> None:
@@ -144,7 +148,7 @@ class Supervisor:
 
     def run(self) -> None:
         try:
-            with Path(self.config["log"]).open("ab") as log:
+            with open_log(self.config["log"]) as log:
                 # Kept: a Popen that is collected reaps its process, and the exit status is lost.
                 self.popen = subprocess.Popen(
                     self.config["argv"],

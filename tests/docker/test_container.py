@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pod and what is confined in it, on a real daemon."""
+"""The container of a boot: how it is confined, what ends in it, and what is left; on a real daemon."""
 
+import contextlib
 import json
 import os
 import signal
@@ -15,12 +16,16 @@ from qualify.errors import PreflightError, TargetError
 from qualify.evidence import EvidenceWriter
 from qualify.records import BootOutcome, BootRecord
 from qualify.targets import Launch
-from qualify.targets.container import PLUGIN, ContainerRunning, ContainerTarget, Pod, confinement
-from qualify.targets.docker import OWNER_LABEL
+from qualify.targets.container import (
+    PLUGIN,
+    BootContainer,
+    ContainerRunning,
+    ContainerTarget,
+    writable_in_memory,
+)
+from qualify.targets.docker import OWNER_LABEL, DockerError
 
 pytestmark = pytest.mark.docker
-
-SHM = 64 << 20
 
 
 def until(condition, seconds=60):
@@ -37,72 +42,67 @@ def ours(docker, kind):
 
 
 @pytest.fixture
-def pod(docker, small_image):
+def container(docker, small_image):
     image = small_image("vllm-qualify-test:plain", {})
-    pod = Pod(docker, image, f"vllm-qualify-test-{os.getpid()}")
-    pod.start(SHM)
-    yield pod
-    pod.close()
+    container = BootContainer(docker, image, f"vllm-qualify-test-{os.getpid()}")
+    container.start(writable_in_memory())
+    yield container
+    container.close()
 
 
-def test_container_in_the_pod_is_confined(docker, pod):
-    """No user root, no capability, no new privilege, nothing to write in the image, and no way out."""
-    script = "id -u; cat /proc/self/status /proc/net/dev; touch /usr/x 2>&1; exit 0"
-    output = docker.call("run", "--rm", *pod.joined, *confinement(), "vllm-qualify-test:plain", "sh", "-c", script)
+def test_container_is_confined(docker, container):
+    """No user root, no capability, no new privilege, nothing to write in the image: also for what is run in it."""
+    script = "id -u; cat /proc/self/status; touch /usr/x 2>&1; touch /tmp/x && echo written; exit 0"
+    output = docker.call("exec", container.name, "sh", "-c", script)
     assert output.splitlines()[0] != "0"
     assert "CapEff:\t0000000000000000" in output and "CapBnd:\t0000000000000000" in output
     assert "NoNewPrivs:\t1" in output
-    assert "Read-only file system" in output
+    assert "Read-only file system" in output and output.splitlines()[-1] == "written"
 
 
-def test_network_of_the_pod_is_internal(docker, pod):
+def test_network_is_internal(docker, container):
     """The network has no way to other networks, and nothing is published on the host."""
-    network = docker.inspect("network", pod.name)
-    container = docker.inspect("container", pod.name)
+    network = docker.inspect("network", container.name)
+    found = docker.inspect("container", container.name)
     assert network["Internal"] is True
-    assert not any(container["NetworkSettings"]["Ports"].values())
-    assert pod.address in network["Containers"][container["Id"]]["IPv4Address"]
+    assert not any(found["NetworkSettings"]["Ports"].values())
+    assert container.address in network["Containers"][found["Id"]]["IPv4Address"]
 
 
-def test_containers_of_the_pod_share_memory(docker, pod):
-    """What one container writes to /dev/shm the other reads: the cache server reads the engine's KV that way."""
-    run = ["run", "--rm", *pod.joined, *confinement(), "vllm-qualify-test:plain", "sh", "-c"]
-    docker.call(*run, "echo shared >/dev/shm/x")
-    assert docker.call(*run, "cat /dev/shm/x") == "shared\n"
+def test_processes_share_one_scheduling_group(docker, container):
+    """All that is run in the container is in its own control groups: between groups, ranks that spin starve others."""
+    groups = ["exec", container.name, "cat"]
+    assert docker.call(*groups, "/proc/1/cgroup") == docker.call(*groups, "/proc/self/cgroup")
 
 
-def test_closing_leaves_nothing(docker, small_image):
+def test_closing_leaves_nothing(docker, container):
     """Container and network are gone after an orderly end, and closing again is harmless."""
-    image = small_image("vllm-qualify-test:plain", {})
-    pod = Pod(docker, image, f"vllm-qualify-test-close-{os.getpid()}")
-    pod.start(SHM)
-    pod.close()
-    pod.close()
-    assert docker.inspect("container", pod.name) is None
-    assert docker.inspect("network", pod.name) is None
+    container.close()
+    container.close()
+    assert docker.inspect("container", container.name) is None
+    assert docker.inspect("network", container.name) is None
 
 
 KILLED = """
 import sys, time
 from pathlib import Path
-from qualify.targets.container import Pod, confinement
+from qualify.targets.command import Command
+from qualify.targets.container import BootContainer, Executed, mount
 from qualify.targets.docker import Docker
-from qualify.targets.process import Supervised
+import qualify
 docker = Docker(sys.argv[1])
-pod = Pod(docker, sys.argv[2], sys.argv[3])
-pod.start(1 << 26)
-argv = [docker.program, "run", "--rm", "--name", sys.argv[3] + "-engine", *pod.joined, *confinement(), sys.argv[2]]
-log = Path(sys.argv[4])
-Supervised([*argv, "sleep", "1000"], log=log, environment=docker.environment, cwd=log.parent)
-while not (docker.inspect("container", sys.argv[3] + "-engine") or {}).get("State", {}).get("Running"):
+container = BootContainer(docker, sys.argv[2], sys.argv[3])
+container.start([mount(Path(qualify.__file__).parent, "/work/extension/qualify")])
+Executed(docker, container.name, Command("engine", ("sleep", "1000"), {}), Path(sys.argv[4]))
+while "sleep" not in docker.call("top", container.name):
     time.sleep(0.1)
 print("ready", flush=True)
 time.sleep(1000)
 """
 
 
-def test_killed_harness_takes_its_containers_with_it(docker, small_image, tmp_path):
-    """After SIGKILL of the harness every container ends by itself; the next run removes the network."""
+def test_killed_harness_takes_its_container_with_it(docker, small_image, tmp_path):
+    """After SIGKILL of the harness the container ends by itself; the next run removes the network."""
     image = small_image("vllm-qualify-test:plain", {})
     name = f"vllm-qualify-test-kill-{os.getpid()}"
     argv = [sys.executable, "-c", KILLED, docker.program, image, name, str(tmp_path / "log")]
@@ -112,7 +112,6 @@ def test_killed_harness_takes_its_containers_with_it(docker, small_image, tmp_pa
     harness.send_signal(signal.SIGKILL)
     harness.wait()
     until(lambda: docker.inspect("container", name) is None)
-    until(lambda: docker.inspect("container", f"{name}-engine") is None)
     assert docker.inspect("network", name) is not None
     assert any("network" in removed for removed in docker.reap())
     assert docker.inspect("network", name) is None
@@ -125,7 +124,7 @@ def engine_files(distributions, check=None):
         "distributions": [{"name": name, "version": "1", "filesDigest": "0"} for name in distributions],
         "digest": "0",
         "lockDigest": None,
-        "lockMismatches": ["vllm-qout: installed 1, locked not", "torch: installed 1, locked 2"],
+        "lockMismatches": ["torch: installed 1, locked 2"],
         "filesChecked": 2,
         "filesModified": [],
         "variables": {},
@@ -150,7 +149,7 @@ def test_image_without_our_kernel_is_refused(docker, small_image, tmp_path):
 
 
 def test_changed_file_of_the_image_is_reported(docker, small_image, tmp_path):
-    """What `image-manifest` finds reaches the evidence of `pins`; the plugin, built with the image, is in no lock."""
+    """What `image-manifest` finds reaches the evidence of `pins`, beside what the engine says of its packages."""
     check = {"modified": ["/a"], "missing": ["/b"], "added": ["/c"]}
     name = small_image("vllm-qualify-test:changed", engine_files(["vllm", PLUGIN], check), engine="cpu")
     environment = target(docker, name, tmp_path).environment()
@@ -206,25 +205,39 @@ def test_engine_that_dies_at_boot_is_told_in_its_own_words(docker, small_image, 
     assert image["manifestDigest"].startswith("sha256:") and image["indexDigest"] is None
 
 
-def test_engine_that_is_killed_from_outside_is_told(docker, small_image, tmp_path):
-    """A container that somebody kills counts as an engine that died by a signal, and leaves nothing."""
-    name = small_image(
-        "vllm-qualify-test:sleeps", {"opt/engine/bin/python": "#!/bin/sh\nexec sleep 1000\n"}, engine="cpu"
-    )
+def test_engine_that_is_killed_is_told(docker, small_image, tmp_path):
+    """An engine that ends by a signal is recorded with it, and leaves nothing."""
+    script = "#!/bin/sh\nkill -9 $$\n"
+    name = small_image("vllm-qualify-test:killed", {"opt/engine/bin/python": script}, engine="cpu")
+    with pytest.raises(TargetError, match="was ended by signal 9"):
+        target(docker, name, tmp_path).boot(launch(tmp_path))
+    assert boot_record(tmp_path).processes[0].exit_status == -9
+    assert not ours(docker, "container") and not ours(docker, "network")
 
-    def running():
-        return docker.call("ps", "--quiet", "--filter", f"label={OWNER_LABEL}", "--filter", "name=-engine").split()
+
+def sleeps(docker):
+    """Whether the engine of `SLEEPS` runs."""
+    with contextlib.suppress(DockerError):  # the container may not be ready
+        return any("sleep" in docker.call("top", name) for name in ours(docker, "container"))
+    return False
+
+
+SLEEPS = {"opt/engine/bin/python": "#!/bin/sh\nexec sleep 1000\n"}
+
+
+def test_container_that_is_killed_from_outside_is_told(docker, small_image, tmp_path):
+    """Not the engine is blamed when somebody kills the container under it; nothing is left."""
+    name = small_image("vllm-qualify-test:sleeps", SLEEPS, engine="cpu")
 
     def kill():
-        until(running)
-        docker.call("kill", *running())
+        until(lambda: sleeps(docker))
+        docker.call("kill", *ours(docker, "container"))
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(TargetError, match="engine"):
+    with pytest.raises(TargetError, match="the container was killed or removed"):
         target(docker, name, tmp_path).boot(launch(tmp_path))
     killer.join()
-    assert boot_record(tmp_path).processes[0].exit_status == -9
     assert not ours(docker, "container") and not ours(docker, "network")
 
 
@@ -247,12 +260,10 @@ def test_profile_of_another_engine_is_refused(docker, small_image, tmp_path):
 
 def test_daemon_that_goes_away_is_named(own_daemon, small_image, docker, tmp_path):
     """Not the engine is blamed when the daemon stops under it; once it is back, the next run removes what was left."""
-    name = small_image(
-        "vllm-qualify-test:sleeps", {"opt/engine/bin/python": "#!/bin/sh\nexec sleep 1000\n"}, engine="cpu"
-    )
+    name = small_image("vllm-qualify-test:sleeps", SLEEPS, engine="cpu")
 
     def stop():
-        until(lambda: len(ours(docker, "container")) == 2)
+        until(lambda: sleeps(docker))
         own_daemon.stop(keep=True)
 
     stopper = threading.Thread(target=stop)
