@@ -40,7 +40,7 @@ review: setup  ## review a receipt: make review RECEIPT=receipts/cpu-smoke/<run>
 
 .PHONY: image
 image:  ## build an engine image: make image ENGINE=cpu or cuda
-	docker/build.sh $(ENGINE)
+	PYTHON=$(PYTHON) docker/build.sh $(ENGINE)
 
 .PHONY: publish
 publish: setup  ## push an image with its receipt: make publish RECEIPT=out/... REF=registry/name:tag
@@ -53,7 +53,7 @@ lint: .venv/.dev
 	$(BIN)/mypy
 
 .PHONY: test
-test: lint test-harness test-kernels  ## everything that CI runs
+test: lint test-harness test-kernels test-engine test-docker  ## everything that CI runs
 
 .PHONY: test-harness
 test-harness: .venv/.dev
@@ -79,7 +79,7 @@ test-kernels: $(KERNEL_TOOLS)/.complete
 	$$engine -m pytest kernels/tests tests/inside
 
 .PHONY: test-engine
-test-engine: .venv/.dev  ## `make qualify`, review and kill tests on the real engine; wants a quiet machine
+test-engine: .venv/.dev  ## `make qualify`, review and kill tests on the real engine
 	$(BIN)/pytest -m "engine and not docker"
 
 .PHONY: test-docker

@@ -97,6 +97,7 @@ def cut_after(host, limit):
         for end in (source, drain):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+            end.close()
 
     def accept():
         with contextlib.suppress(OSError):

@@ -78,11 +78,11 @@ def test_every_file_is_as_built(run):
 
 def test_a_file_mounted_over_the_engine_is_seen(run, tmp_path):
     """A mount that replaces a file of the image makes that file missing."""
-    other = tmp_path / "settle"
+    other = tmp_path / "healthcheck"
     other.write_text("other")
-    options = ["--mount", f"type=bind,source={other},target=/usr/local/sbin/settle,readonly"]
+    options = ["--mount", f"type=bind,source={other},target=/usr/local/bin/healthcheck,readonly"]
     check = FileCheck.model_validate_json(run("image-manifest", "verify", options=options), strict=False)
-    assert check.missing == ("/usr/local/sbin/settle",)
+    assert check.missing == ("/usr/local/bin/healthcheck",)
 
 
 def test_any_user_can_run_the_engine(run):
