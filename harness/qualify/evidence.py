@@ -171,6 +171,8 @@ def compress(content: bytes) -> bytes:
 
 
 def _expand(raw: bytes, path: str) -> bytes:
+    if not raw:  # for the gzip module, no members at all are a whole file; here it is a write that never happened
+        raise EvidenceError(f"evidence {path} is not a whole gzip file: it is empty")
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
             content = file.read(MAX_EXPANDED + 1)

@@ -163,6 +163,23 @@ def test_counters_that_do_not_move_for_long_are_a_stall(tmp_path: Path) -> None:
     assert verdict(judge(tmp_path, Steps(steps))) == (Status.FAILED, {CODE.STALLED})
 
 
+@pytest.mark.parametrize("warmup", [True, False])
+def test_only_warmup_may_wait_for_compilation(tmp_path: Path, warmup: bool) -> None:
+    """A minute of silence within an answer: a kernel is compiled while warming up, but later it is a stall."""
+    steps = Steps([200] * 60)
+    total = 200 * 60 + 2 * cells.OUTSIDE
+    silent = cells.request(total - 7, 60.0).model_copy(update={"completion_tokens": 7, "max_tokens": 7})
+    silent = silent.model_copy(
+        update={
+            "warmup": warmup,
+            "delivered_tokens": 7,
+            "times": silent.times.model_copy(update={"longest_silence": 60.0, "ended": -0.4}),
+        }
+    )
+    claim = judge(tmp_path, steps, requests=(silent, cells.request(total - 7, 60.0)))
+    assert (CODE.STALLED in claim.reason_codes) is not warmup
+
+
 def test_the_published_run_has_three_figures_that_agree() -> None:
     """The published figures of one run: T / S = L, (L - 1) / K = draft acceptance, drafts + accepted = output."""
     rate, steps_rate, length = 201.080843, 72.571783, 2.770785

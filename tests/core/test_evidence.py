@@ -52,9 +52,12 @@ def test_compression_is_deterministic() -> None:
 
 
 def test_a_damaged_archive_is_evidence_error() -> None:
-    """A truncated gzip file is refused, never half read."""
-    with pytest.raises(EvidenceError, match="whole gzip"):
-        Evidence(MappingSource({"a.gz": compress(b"abc" * 1000)[:-9]})).bytes("a.gz")
+    """A truncated gzip file is refused, never half read; cut to nothing, it is not an empty log."""
+    whole = compress(b"abc" * 1000)
+    for cut in (whole[:-9], whole[:5], b""):
+        with pytest.raises(EvidenceError, match="whole gzip"):
+            Evidence(MappingSource({"a.gz": cut})).bytes("a.gz")
+    assert Evidence(MappingSource({"a.gz": compress(b"")})).bytes("a.gz") == b""
 
 
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def write(root: Path, boot: Boot, run: Run, plan: Steps, **changes: object) -> N
         window_ended=samples[-1].at,
         sample_seconds=plan.spacing,
         samples=tuple(samples),
-        requests=(_request(tokens, samples[-1].at),),
+        requests=(request(tokens, samples[-1].at),),
         ceiling=Ceiling(concurrency=1, seconds=1.0, tokens=10**6, tokens_per_second=1e6),
         drained=True,
         failure=None,
@@ -127,7 +127,7 @@ def _samples(plan: Steps) -> list[Sample]:
     return samples
 
 
-def _request(tokens: int, end: float) -> LoadRequest:
+def request(tokens: int, end: float) -> LoadRequest:
     times = Times(intended=-1.0, sent=-1.0, first_token=-0.5, ended=end + 0.5, longest_silence=0.1)
     answer = Answer(status=200, finish_reason="length", prompt_tokens=PROMPT, completion_tokens=tokens)
     return LoadRequest(

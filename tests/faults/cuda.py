@@ -147,6 +147,12 @@ TENSOR = KvTensor(
     stride=(93_888, 584, 1),
     block_bytes=37_376,
 )
+INDEXER = TENSOR.model_copy(
+    update={"group": 1, "layer": "model.layers.1.attn.indexer.k_cache", "tokens_per_block": 256}
+)
+BEHIND = TENSOR.model_copy(update={"layer": "model.layers.2.attn.swa_cache"})
+LAST_SETTLED = 31
+"""The last block of 64 tokens that two boots must share behind the indexer: it has to choose from token 2048 on."""
 STARTED = 3
 """Steps of every kind before the boot was ready: warm-up, which is not load."""
 
@@ -441,7 +447,7 @@ def case(boot: str) -> Json:
         RankCapture(
             rank=rank,
             process=ProcessIdentity(**process(boot, rank)),
-            tensors=(TENSOR,),
+            tensors=(TENSOR, INDEXER, BEHIND),
             requests=(
                 KvRequest(
                     id="x",
@@ -449,7 +455,12 @@ def case(boot: str) -> Json:
                     computed_tokens=0,
                     table=(),
                     steps=(),
-                    cold=((0, 0, 64, "1" * 64), (0, 1, 64, "2" * 64)),
+                    cold=(
+                        (0, 0, 64, "1" * 64),
+                        (1, 0, 256, "4" * 64),
+                        (2, LAST_SETTLED, 64, "5" * 64),
+                        (2, LAST_SETTLED + 1, 64, "6" * 64),
+                    ),
                     restored=(),
                     chunks=(),
                 ),

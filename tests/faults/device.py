@@ -285,11 +285,17 @@ def answers(change: Change) -> Tamper:
     return lambda tree: tree.edit(f"{STOCK}/serve.json", lambda served: change(served["requests"][0]["answer"]))
 
 
-def other_bytes(tree: Tree) -> None:
-    def change(cases: Any) -> None:
-        tree.random.choice(cases[0]["ranks"])["requests"][0]["cold"][0][3] = "f" * 64
+def other_bytes(*places: int) -> Tamper:
+    """Other bytes on one rank of the stock boot, at one of these of `cuda.case`."""
 
-    tree.edit(f"{STOCK}/kv-control.json.gz", change)
+    def act(tree: Tree) -> None:
+        def change(cases: Any) -> None:
+            cold = tree.random.choice(cases[0]["ranks"])["requests"][0]["cold"]
+            cold[tree.random.choice(places)][3] = "f" * 64
+
+        tree.edit(f"{STOCK}/kv-control.json.gz", change)
+
+    return act
 
 
 def in_boot(change: Change, *, every: bool = False) -> Tamper:
@@ -355,7 +361,7 @@ PLUGIN_FAULTS: tuple[tuple[str, Tamper, Verdict], ...] = (
     ),
     ("the plugin changes an answer", answers(put(tokenIds=[5, 6, 7, 9])), failed(CODE.PLUGIN_CHANGES_OUTPUT)),
     ("the stock boot's answers are unknown", answers(put(tokenIds=None)), inconclusive(CODE.ENVIRONMENT_INCOMPLETE)),
-    ("the plugin changes KV bytes", other_bytes, failed(CODE.PLUGIN_CHANGES_KV)),
+    ("the plugin changes KV bytes", other_bytes(0, 1, 2), failed(CODE.PLUGIN_CHANGES_KV)),
     ("a rank cannot say what it runs", in_boot(put(methods=None)), inconclusive(CODE.ENVIRONMENT_INCOMPLETE)),
     ("the plugin's state of another boot", in_boot(another_process), error(CODE.EVIDENCE_MISSING)),
 )
@@ -454,4 +460,5 @@ FAULTS = tuple(_faults())
 GOOD = {
     "graphs, plugin and memory of two GPUs": judge("sound", lambda tree: None),
     "stock vLLM that grows beside the plugin": judge("stock grows", ranks(memory_file(STOCK), grown)),
+    "bytes that no two boots share": judge("behind the indexer", other_bytes(3)),
 }

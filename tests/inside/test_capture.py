@@ -135,6 +135,45 @@ def test_chunks_are_rebuilt_across_steps():
     assert capture.errors == []
 
 
+def latent(rows, content, dtype=torch.uint8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(0, 256, (BLOCKS, rows, content), generator=generator)
+    return numbers.to(torch.uint8) if dtype == torch.uint8 else numbers.to(dtype)
+
+
+def test_chunks_of_compressed_attention_are_rebuilt():
+    """Kinds of layers of one group follow each other; a block with fewer rows than tokens is taken whole; a row of the
+    sparse indexer stands with its scale, which its block keeps behind the values of all rows.
+    """
+    rows = 2
+    index, keys, other = latent(rows, 132, seed=1), latent(rows, 8, seed=2), latent(rows, 132, seed=3)
+    tensors = [kv(index, layer="layers.1.indexer"), kv(keys, layer="layers.1"), kv(other, layer="layers.3.indexer")]
+    runner = Runner([])
+    capture = Capture(runner, 0, tensors, Options(chunk_tokens=8, objects=((0,),)))
+    runner.execute_model(step({"a": 8}, [new("a", 8, [[4, 9]])]))
+    capture.disarm()
+    wanted = b""
+    for tensor in (index, other):
+        for block in (4, 9):
+            octets = tensor[block].reshape(-1).numpy().tobytes()
+            for row in range(rows):
+                scale = rows * 128 + row * 4
+                wanted += octets[row * 128 : (row + 1) * 128] + octets[scale : scale + 4]
+    wanted += keys[[4, 9]].numpy().tobytes()
+    assert capture.report()["requests"][0]["chunks"] == [(0, 0, hashlib.sha256(wanted).hexdigest())]
+    assert capture.errors == []
+
+
+def test_a_compressed_block_is_never_cut():
+    """Where rows are not tokens, the last part of a window cannot be told: an error, not a guess."""
+    narrow = latent(2, 8)
+    runner = Runner([])
+    capture = Capture(runner, 0, [kv(narrow, window=6)], Options(chunk_tokens=8, objects=((0,),)))
+    runner.execute_model(step({"a": 8}, [new("a", 8, [[4, 9]])]))
+    capture.disarm()
+    assert "no axis counts tokens" in capture.errors[0]
+
+
 def test_a_flip_changes_one_bit_and_says_where():
     """The fault hits the last restored block of its group on its rank, in the first layer only."""
     tensor, other = tensor_of(1), tensor_of(2)

@@ -7,7 +7,7 @@ import kv_synthetic as synthetic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qualify.claims.kv_compare import Place, compare, needed_places, within_chunks
+from qualify.claims.kv_compare import Place, compare, compare_boots, needed_places, within_chunks
 from qualify.probes.kv_records import Arm, Case, RankCapture, expected_external, prompt
 
 
@@ -68,3 +68,61 @@ def test_prompts_are_fixed_varied_and_share_no_beginning():
     assert prompt(1024) == prompt(1024)
     assert len(set(prompt(1024))) > 300
     assert prompt(1024)[:16] != prompt(1025)[:16]
+
+
+SPARSE = (
+    # (group, layer, tokens of a block, its rows)
+    (0, "model.layers.0.attn.swa_cache", 64, 64),
+    (1, "model.layers.1.attn.indexer.k_cache", 256, 64),
+    (1, "model.layers.1.attn", 256, 64),
+    (0, "model.layers.2.attn.swa_cache", 64, 64),
+    (1, "model.layers.3.attn.indexer.k_cache", 256, 64),
+    (2, "model.layers.3.attn.compressor.state_cache", 4, 4),
+)
+
+
+def sparse(other: Place | None = None, layers=SPARSE) -> Case:
+    """A computed prompt of 3000 tokens; at `other` its bytes are different ones."""
+    tree = synthetic.case(Arm.CONTROL, 2000)
+    for rank, capture in enumerate(tree["ranks"]):
+        capture["tensors"] = [
+            {**synthetic.tensors()[1], "group": g, "layer": name, "tokensPerBlock": size, "shape": [9, rows, 584]}
+            for g, name, size, rows in layers
+        ]
+        capture["requests"][0]["cold"] = [
+            [i, block, size, synthetic.digest(i, block, Place(rank, g, name, 0, block, size) == other)]
+            for i, (g, name, size, _) in enumerate(layers)
+            for block in range(3000 // size)
+        ]
+    return Case.model_validate(tree)
+
+
+@pytest.mark.parametrize(
+    ("place", "counts"),
+    [
+        (Place(0, 0, "model.layers.0.attn.swa_cache", 0, 45, 64), True),
+        (Place(1, 1, "model.layers.1.attn.indexer.k_cache", 0, 10, 256), True),
+        (Place(0, 1, "model.layers.1.attn", 0, 10, 256), True),
+        (Place(0, 0, "model.layers.2.attn.swa_cache", 0, 31, 64), True),
+        (Place(0, 0, "model.layers.2.attn.swa_cache", 0, 32, 64), False),
+        (Place(1, 1, "model.layers.3.attn.indexer.k_cache", 0, 7, 256), True),
+        (Place(1, 1, "model.layers.3.attn.indexer.k_cache", 0, 8, 256), False),
+        (Place(0, 2, "model.layers.3.attn.compressor.state_cache", 0, 511, 4), True),
+        (Place(0, 2, "model.layers.3.attn.compressor.state_cache", 0, 512, 4), False),
+    ],
+)
+def test_boots_must_agree_until_a_sparse_indexer_has_to_choose(place, counts):
+    """Layers behind the first indexer are left open from token 2048 on, when 512 rows of 4 tokens are not all of them;
+    everything else counts, and what is left open is still told.
+    """
+    two = compare_boots(sparse(), sparse(place))
+    assert (two.differing, two.open_differing) == (((place,), 0) if counts else ((), 1))
+    assert two.settled + two.open_places == 2 * sum(3000 // size for _, _, size, _ in SPARSE)
+
+
+def test_without_an_indexer_every_byte_counts():
+    """No other layer is excused, whatever its number."""
+    layers = tuple(one for one in SPARSE if "indexer" not in one[1])
+    place = Place(0, 2, "model.layers.3.attn.compressor.state_cache", 0, 700, 4)
+    two = compare_boots(sparse(layers=layers), sparse(place, layers))
+    assert (two.differing, two.open_places) == ((place,), 0)

@@ -74,6 +74,23 @@ def test_several_engines():
     assert read.total("vllm:n_total", {"engine", "m"}).value == 7
 
 
+def test_any_label_can_be_named():
+    """A label may be called as a parameter is; the series is found all the same."""
+    labels = dict.fromkeys(("name", "self", "over", "label", "family"), "x")
+    inside = ",".join(f'{label}="x"' for label in labels)
+    read = page(
+        f"vllm:n_total{{{inside}}} 7\n"
+        f'vllm:h_bucket{{{inside},le="+Inf"}} 2\nvllm:h_sum{{{inside}}} 3\nvllm:h_count{{{inside}}} 2'
+    )
+    window = delta(read, read)
+    assert (read.value("vllm:n_total", **labels), window.value("vllm:n_total", **labels)) == (7, 0)
+    assert read.total("vllm:n_total", {"engine"}, **labels).value == 7
+    assert window.total("vllm:n_total", {"engine"}, **labels).value == 0
+    assert read.info("vllm:n_total", "over", **labels) == "x"
+    assert read.histogram("vllm:h", **labels).count == 2
+    assert window.histogram("vllm:h", **labels).count == 0
+
+
 def test_absent_is_unknown():
     """Absent series have a reason, never 0."""
     window = delta(page("vllm:n_total 1"), page("vllm:n_total 3"))

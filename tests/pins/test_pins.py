@@ -45,6 +45,7 @@ def boot(index: int, name: str) -> dict[str, Any]:
         "environment": {"PYTHONPATH": EXTENSION_PATH},
         "pid": 1,
         "exitStatus": 0,
+        "logLines": 3,
         "outcome": "stopped",
     }
     times = {"startedAt": "now", "readySeconds": 1.0, "stopRequestedSeconds": 2.0, "stoppedSeconds": 3.0}
@@ -187,6 +188,18 @@ def test_cuda_engine_needs_its_runtime_versions() -> None:
     status, codes = outcome(judge(documents(), cuda))
     assert status is Status.FAILED
     assert ReasonCode.ENVIRONMENT_INCOMPLETE in codes
+
+
+def test_the_model_class_is_compared_among_boots_with_the_same_plugin() -> None:
+    """The plugin puts its own class in place of the engine's; a class that is alone among its like still counts."""
+    boots = tuple(boot.model_copy(update={"plugin": index > 0}) for index, boot in enumerate(PROFILE.boots))
+    switched = PROFILE.model_copy(update={"boots": boots})
+    found = documents()
+    for one in found[f"{BOOTS[0]}/workers.json"]:
+        one["modelClass"] = "stock"
+    assert outcome(judge(found, switched))[0] is Status.PASSED
+    found[f"{BOOTS[0]}/workers.json"][0]["modelClass"] = "a third"
+    assert outcome(judge(found, switched)) == (Status.FAILED, {ReasonCode.RANKS_DISAGREE})
 
 
 def test_the_profile_may_preload() -> None:

@@ -20,8 +20,10 @@ from qualify.claims.kv_compare import (
     cold_digests,
     cold_places,
     compare,
+    compare_boots,
     equal_on_ranks,
     fault_places,
+    told_boots,
     within_chunks,
 )
 from qualify.claims.kv_counters import Counts, read_counts
@@ -226,8 +228,7 @@ def _cold_findings(case: Case, control: Case, profile: Profile) -> Iterator[Find
         case.chunk_tokens,
         profile.cache.chunk_tokens,
     )
-    ours, theirs = cold_digests(case), cold_digests(control)
-    different = sorted(place for place in ours.keys() | theirs.keys() if ours.get(place) != theirs.get(place))
+    different = compare_boots(case, control).differing
     yield Finding(
         "cold bytes equal the control's",
         ReasonCode.COLD_DIFFERS_FROM_CONTROL,
@@ -588,6 +589,7 @@ def _reach(case: Case, fault: Fault, comparison: Comparison, profile: Profile) -
 def _observed(arms: Arms, modes: dict[str, list[str]]) -> dict[str, Any]:
     cold = arms.cases[Arm.COLD]
     return {
+        **_between_boots(arms),
         "chunkTokens": arms.stored.chunk_tokens,
         "objectGroups": [list(groups) for groups in arms.stored.objects],
         "transferModes": sorted({mode for found in modes.values() for mode in found}),
@@ -597,6 +599,15 @@ def _observed(arms: Arms, modes: dict[str, list[str]]) -> dict[str, Any]:
         },
         "restores": [_row(arm, case, cold[n]) for arm in RESTORING for n, case in arms.cases[arm].items() if n in cold],
     }
+
+
+def _between_boots(arms: Arms) -> dict[str, Any]:
+    """What of the cold bytes could be held against the control's; left out where all of it could."""
+    control = arms.cases[Arm.CONTROL]
+    found = {n: compare_boots(case, control[n]) for n, case in arms.cases[Arm.COLD].items() if n in control}
+    if not any(two.open_places for two in found.values()):
+        return {}
+    return {"coldAgainstControl": {str(n): told_boots(two) for n, two in found.items()}}
 
 
 def _row(arm: Arm, case: Case, cold: Case) -> dict[str, Any]:

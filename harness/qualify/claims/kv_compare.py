@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +32,11 @@ class Place(NamedTuple):
 
 
 Digests = Mapping[Place, str]
+
+LAYER = re.compile(r"\blayers\.(\d+)\.")
+INDEXER = ".indexer.k_cache"
+LEAST_SELECTED = 512
+"""How many rows a sparse indexer picks at least: vLLM's selection takes 512, 1024 or 2048."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,69 @@ def restored_digests(case: Case) -> dict[Place, str]:
     found = _digests((capture, request.restored) for capture in case.ranks for request in capture.requests)
     never = {tensor.group for capture in case.ranks for tensor in capture.tensors if tensor.cacheable is False}
     return {place: digest for place, digest in found.items() if place.group not in never}
+
+
+@dataclass(frozen=True)
+class TwoBoots:
+    """Cold bytes of two boots. `settled`: how many places must be the same, `differing`: those of them that are not.
+
+    `open_places` and `open_differing` count the places where equal bytes are not to be expected.
+    """
+
+    settled: int
+    differing: tuple[Place, ...]
+    open_places: int
+    open_differing: int
+
+
+def compare_boots(ours: Case, theirs: Case) -> TwoBoots:
+    """Two computations of the same prompt; see `first_open` for what may differ."""
+    here, there = cold_digests(ours), cold_digests(theirs)
+    different = sorted(place for place in here.keys() | there.keys() if here.get(place) != there.get(place))
+    first, sizes = first_open([tensor for capture in ours.ranks for tensor in capture.tensors]), block_sizes(ours)
+    settled = sum(not _is_open(place, first, sizes) for place in here)
+    differing = tuple(place for place in different if not _is_open(place, first, sizes))
+    return TwoBoots(settled, differing, len(here) - settled, len(different) - len(differing))
+
+
+def told_boots(two: TwoBoots) -> dict[str, int]:
+    """For the report. The places left open sit behind a selection that takes its rows in no fixed order."""
+    return {
+        "compared": two.settled,
+        "different": len(two.differing),
+        "leftOpen": two.open_places,
+        "leftOpenDifferent": two.open_differing,
+    }
+
+
+def first_open(tensors: Collection[KvTensor]) -> tuple[int, int] | None:
+    """(layer, token) from which on two computations of one prompt may differ; None where they may not.
+
+    A sparse indexer (DeepSeek-V4) picks the best of a layer's compressed rows. vLLM 0.32.0 writes each of them into the
+    next free slot, in the order in which threads arrive (`top_k_per_row_prefill`), and attention adds up in that order.
+    So every cache behind the first indexer may differ from the first token on that has more rows than are picked. What
+    comes before is computed in a fixed order: all layers up to that one, and all tokens that need no choice.
+    """
+    indexers = [tensor for tensor in tensors if tensor.layer.endswith(INDEXER)]
+    if not indexers:
+        return None
+    first = min(indexers, key=lambda tensor: _layer(tensor.layer))
+    ratio = first.tokens_per_block // first.shape[1]
+    return _layer(first.layer) + 1, LEAST_SELECTED * ratio
+
+
+def _is_open(place: Place, first: tuple[int, int] | None, sizes: Mapping[int, int]) -> bool:
+    """Whether a place holds a token from which on boots may differ; `sizes` gives tokens per block by group."""
+    if first is None or place.group not in sizes:
+        return False
+    layer, token = first
+    return _layer(place.layer) >= layer and place.block * sizes[place.group] + place.tokens > token
+
+
+def _layer(name: str) -> int:
+    """The number of a layer; one without a number counts as the last."""
+    found = LAYER.search(name)
+    return int(found[1]) if found else 1 << 30
 
 
 def fault_places(case: Case) -> frozenset[Place]:

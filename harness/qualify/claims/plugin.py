@@ -2,7 +2,8 @@
 """plugin.active: every rank runs the plugin's call sites in memory that was reserved once and never moved.
 
 A boot that promises stock vLLM must run stock vLLM on every layer. Where two boots differ in nothing but the plugin,
-their greedy answers and their cold KV bytes must be the same.
+their greedy answers must be the same, and their cold KV bytes wherever two boots can be expected to agree
+(`kv_compare.first_open`): there lie the bytes that the plugin's operator itself writes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qualify.claims.boots import require_boot, visited, worker_reports
-from qualify.claims.kv_compare import cold_digests
+from qualify.claims.kv_compare import compare_boots, told_boots
 from qualify.claims.model import Check, Judgement, Status, check, equal
 from qualify.evidence import Evidence, MissingEvidence
 from qualify.expect import Q_OUT_BYTES, drafter, graph_sets, pairs, reserved_rows
@@ -287,13 +288,15 @@ def _compare(evidence: Evidence, on: BootPlugin, off: BootPlugin) -> tuple[list[
         told["answers"] = len(ours)
         checks.append(_same_answers(ours, theirs, where))
     if Probe.KV_CONTROL in shared:
-        here, there = (_blocks(evidence, one) for one in (on, off))
-        different = sorted(str(place) for place in here.keys() | there.keys() if here.get(place) != there.get(place))
-        told |= {"blocks": len(here), "differentBlocks": len(different)}
+        here, there = (_cases(evidence, one) for one in (on, off))
+        found = {n: compare_boots(case, there[n]) for n, case in here.items() if n in there}
+        different = [f"{n} tokens: {place}" for n, two in found.items() for place in two.differing]
+        whole = here.keys() == there.keys() and bool(found) and all(two.settled for two in found.values())
+        told["blocks"] = {str(n): told_boots(two) for n, two in found.items()}
         checks.append(
             check(
                 "KV bytes are the same with and without the plugin",
-                bool(here) and not different,
+                whole and not different,
                 ReasonCode.PLUGIN_CHANGES_KV,
                 where=where,
                 observed=different[:4],
@@ -318,11 +321,11 @@ def _same_answers(ours: dict[str, Any], theirs: dict[str, Any], where: str) -> C
     return check(rule, not different, ReasonCode.PLUGIN_CHANGES_OUTPUT, where=where, observed=different, expected=[])
 
 
-def _blocks(evidence: Evidence, one: BootPlugin) -> dict[Any, str]:
+def _cases(evidence: Evidence, one: BootPlugin) -> dict[int, Case]:
     path = f"{one.folder}/{arm_file(Arm.CONTROL)}"
     cases = evidence.record(path, tuple[Case, ...])
     require_boot(path, (case.boot for case in cases), one.boot)
-    return {(case.prompt_tokens, place): digest for case in cases for place, digest in cold_digests(case).items()}
+    return {case.prompt_tokens: case for case in cases}
 
 
 # Telling

@@ -308,7 +308,8 @@ def _gpus(subject: Subject) -> Iterator[Check]:
 def _load(subject: Subject) -> Iterator[Check]:
     """The engine was kept busy by C requests, made progress, and was not waiting for the client."""
     window, cell, plan = subject.window, subject.cell, subject.plan
-    stall = max([window.longest_stall(_tokens), *(_longest_wait(request) for request in cell.requests)])
+    waits = (_longest_wait(request, plan.stall_seconds) for request in cell.requests)
+    stall = max([window.longest_stall(_tokens), *waits])
     moving = stall <= plan.stall_seconds and window.increase(_tokens) > 0 and window.increase(_steps) > 0
     yield check(
         "tokens keep coming",
@@ -342,11 +343,16 @@ def _load(subject: Subject) -> Iterator[Check]:
     )
 
 
-def _longest_wait(request: LoadRequest) -> float:
-    """Longest time without a token while the request was open; warm-up may wait for compilation."""
+def _longest_wait(request: LoadRequest, limit: float) -> float:
+    """Longest time without a token while the request was open.
+
+    Warm-up may wait for compilation: before the first token, and beyond the limit also within an answer.
+    """
     times = request.times
-    first = 0.0 if request.warmup or times.first_token is None else times.first_token - times.sent
-    return max(first, times.longest_silence or 0.0)
+    silence = times.longest_silence or 0.0
+    if request.warmup:
+        return silence if silence <= limit else 0.0
+    return max(silence, 0.0 if times.first_token is None else times.first_token - times.sent)
 
 
 def _identities(subject: Subject) -> Iterator[Check]:

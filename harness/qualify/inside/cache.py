@@ -39,14 +39,18 @@ class KvTensor:
         return self.tensor[0].numel() * self.tensor.element_size()
 
     @property
-    def token_axis(self) -> int | None:
-        """The axis of one block that counts tokens; None where the block does not hold one row per token.
+    def row_axis(self) -> int | None:
+        """The axis of one block that counts rows; None for a layout that is not known.
 
-        The engine lays blocks out as [heads, tokens, content], latent attention as [tokens, content].
+        The engine lays blocks out as [heads, rows, content], latent attention as [rows, content].
         """
-        shape = tuple(self.tensor.shape[1:])
-        axis = {3: 1, 2: 0}.get(len(shape))
-        return axis if axis is not None and shape[axis] == self.tokens_per_block else None
+        return {4: 1, 3: 0}.get(self.tensor.dim())
+
+    @property
+    def token_axis(self) -> int | None:
+        """The row axis where each row is one token; compressed attention keeps one row for several."""
+        axis = self.row_axis
+        return axis if axis is not None and self.tensor.shape[1 + axis] == self.tokens_per_block else None
 
     def describe(self) -> dict[str, Any]:
         return {

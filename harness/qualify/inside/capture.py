@@ -21,6 +21,9 @@ import torch
 
 from qualify.inside.cache import KvTensor, digest, fill, raw, read_blocks, synchronize
 
+INDEXER_ROW = (128, 4)
+"""Bytes of values and of scale in one row of a sparse indexer's FP8 cache."""
+
 Digest = tuple[int, int, int, str]
 """(tensor, block, tokens, sha256): the index of the tensor, the position in the table, how many tokens were hashed."""
 
@@ -213,13 +216,14 @@ class Capture:
 
 class Chunks:
     """Rebuilds cache chunks as the cache server stores them and hashes them: for each group of the object
-    [layers][tokens][content], of a sliding window only the chunk's last window. No code of the server is used.
+    [layers][rows][content], of a sliding window only the chunk's last window. Layers of one group whose rows differ in
+    shape or type follow each other kind by kind. No code of the server is used.
     """
 
     def __init__(self, tensors: Sequence[KvTensor], tokens: int, objects: Sequence[Sequence[int]]) -> None:
         self.tensors = tensors
         self.tokens = tokens
-        self.objects = [[i for g in groups for i, t in enumerate(tensors) if t.group == g] for groups in objects]
+        self.objects = [[i for group in groups for i in _by_kind(tensors, group)] for groups in objects]
         self._blocks: dict[tuple[int, int], torch.Tensor] = {}
 
     def add(self, request: Request, start: int, end: int) -> None:
@@ -246,15 +250,38 @@ class Chunks:
         total = hashlib.sha256()
         for index in members:
             item = self.tensors[index]
-            axis = item.token_axis
-            if axis is None:
-                raise RuntimeError(f"{item.layer}: no axis counts tokens, so its chunks cannot be rebuilt")
             size = item.tokens_per_block
             first, last = chunk * self.tokens, (chunk + 1) * self.tokens
             if item.window is not None:
                 first = max(first, last - item.window)
             for block in range(first // size, last // size):
-                content = self._blocks[index, block].movedim(axis, 0)
+                rows = _stored_rows(item, self._blocks[index, block])
                 skip = max(0, first - block * size)
-                total.update(raw(content[skip:]))
+                if skip and item.token_axis is None:
+                    raise RuntimeError(f"{item.layer}: no axis counts tokens, so no block of it can be cut")
+                total.update(raw(rows[skip:]))
         return total.hexdigest()
+
+
+def _by_kind(tensors: Sequence[KvTensor], group: int) -> list[int]:
+    """The tensors of a group, those of one shape and type together, in the order in which the kinds first appear."""
+    kinds: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
+    for index, item in enumerate(tensors):
+        if item.group == group:
+            kinds.setdefault((item.tensor.shape[1:], item.tensor.dtype), []).append(index)
+    return [index for members in kinds.values() for index in members]
+
+
+def _stored_rows(item: KvTensor, block: torch.Tensor) -> torch.Tensor:
+    """One block as the server stores it: row after row, over all heads.
+
+    A block of the sparse indexer holds the values of all its rows first and their scales behind them; the server
+    stores each row with its own scale (LMCache 0.5.6 knows such a block by type and row size, and so do we).
+    """
+    if item.row_axis is None:
+        raise RuntimeError(f"{item.layer}: blocks of {tuple(block.shape)} have no known rows")
+    if block.dtype != torch.uint8 or block.shape[-1] != sum(INDEXER_ROW):
+        return block.movedim(item.row_axis, 0)
+    rows = block.numel() // sum(INDEXER_ROW)
+    values, scales = block.reshape(-1).split([rows * width for width in INDEXER_ROW])
+    return torch.cat([values.view(rows, -1), scales.view(rows, -1)], dim=1)

@@ -2,6 +2,7 @@
 """Prometheus text and OpenMetrics pages: exact names, labels, and differences that admit a restart.
 
 A series that is absent, ambiguous or reset is unknown with a reason. It is never 0: 0 is a measurement.
+Labels are keywords of the methods here; the other parameters are positional, since a label may have any name.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Scrape:
     def names(self) -> frozenset[str]:
         return frozenset(self.by_name)
 
-    def series(self, name: str, **labels: str) -> tuple[Labels, ...]:
+    def series(self, name: str, /, **labels: str) -> tuple[Labels, ...]:
         """Label sets of the series called exactly `name` that carry `labels`; older names count as well."""
         wanted = set(labels.items())
         for candidate in _spellings(name):
@@ -93,10 +94,10 @@ class Scrape:
                 return tuple(one for one in found if wanted <= set(one))
         return ()
 
-    def value(self, name: str, **labels: str) -> float | None:
+    def value(self, name: str, /, **labels: str) -> float | None:
         return self.reading(name, **labels).value
 
-    def reading(self, name: str, **labels: str) -> Reading:
+    def reading(self, name: str, /, **labels: str) -> Reading:
         """The one series called `name` with these labels; several matching series are ambiguous."""
         found = self.series(name, **labels)
         if not found:
@@ -105,7 +106,7 @@ class Scrape:
             return Reading.unknown(f"{name}: {len(found)} series match; name more labels or sum explicitly")
         return self._at(name, found[0])
 
-    def total(self, name: str, over: Collection[str], **labels: str) -> Reading:
+    def total(self, name: str, over: Collection[str], /, **labels: str) -> Reading:
         """Sum over the labels in `over`, for example `{"engine"}`; any other difference is ambiguous."""
         found = self.series(name, **labels)
         if not found:
@@ -115,12 +116,12 @@ class Scrape:
             return Reading.unknown(f"{name}: series differ in more than {', '.join(sorted(over))}")
         return _sum(self._at(name, one) for one in found)
 
-    def info(self, name: str, label: str, **labels: str) -> str | None:
+    def info(self, name: str, label: str, /, **labels: str) -> str | None:
         """A label value of an information series such as `vllm:cache_config_info`; None when ambiguous."""
         values = {dict(one).get(label) for one in self.series(name, **labels)}
         return values.pop() if len(values) == 1 else None
 
-    def histogram(self, family: str, **labels: str) -> Histogram | None:
+    def histogram(self, family: str, /, **labels: str) -> Histogram | None:
         total, count = self.value(f"{family}_sum", **labels), self.value(f"{family}_count", **labels)
         bounds: list[tuple[float, float]] = []
         for one in self.series(f"{family}_bucket", **labels):
@@ -161,16 +162,16 @@ class Delta:
     after: Scrape = field(repr=False)
     invalid: str | None
 
-    def value(self, name: str, **labels: str) -> float | None:
+    def value(self, name: str, /, **labels: str) -> float | None:
         return self.reading(name, **labels).value
 
-    def reading(self, name: str, **labels: str) -> Reading:
+    def reading(self, name: str, /, **labels: str) -> Reading:
         """Increase of the one series with this name and these labels."""
         if self.invalid is not None:
             return Reading.unknown(self.invalid)
         return _difference(self.before.reading(name, **labels), self.after.reading(name, **labels))
 
-    def total(self, name: str, over: Collection[str], **labels: str) -> Reading:
+    def total(self, name: str, over: Collection[str], /, **labels: str) -> Reading:
         """Increase summed over the labels in `over`; a series that only one scrape has makes it unknown."""
         if self.invalid is not None:
             return Reading.unknown(self.invalid)
@@ -179,7 +180,7 @@ class Delta:
             return Reading.unknown(f"{name}: the two scrapes have different series")
         return _difference(self.before.total(name, over, **labels), self.after.total(name, over, **labels))
 
-    def histogram(self, family: str, **labels: str) -> Histogram | None:
+    def histogram(self, family: str, /, **labels: str) -> Histogram | None:
         """Observations of the window alone."""
         if self.invalid is not None:
             return None

@@ -44,6 +44,9 @@ class Planned:
             "ignore_eos": True,
             "return_token_ids": True,
             "logprobs": 1 if self.path == COMPLETIONS else True,
+            # No two requests share cached blocks: a prompt whose beginning was cached is computed in other shapes, and
+            # rounds otherwise, so equal answers could not be asked of it.
+            "cache_salt": self.name,
         }
         if self.seed is not None:
             body["seed"] = self.seed
