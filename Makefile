@@ -53,7 +53,7 @@ lint: .venv/.dev
 	$(BIN)/mypy
 
 .PHONY: test
-test: lint test-harness test-kernels test-engine test-docker  ## everything that CI runs
+test: lint test-harness test-kernels test-engine  ## lint, the harness, the kernels, and the whole on the real engine
 
 .PHONY: test-harness
 test-harness: .venv/.dev
