@@ -89,10 +89,15 @@ def segments() -> set[str]:
 
 
 def opened_segments(pid: int) -> set[str]:
-    """Names below /dev/shm that a process maps or holds open; empty for a process that may not be looked into."""
+    """Names below /dev/shm that a process maps or holds open; empty for a process that may not be looked into.
+
+    Maps are matched by inode: a semaphore is made under another name and linked to its own, so its maker's map names
+    a deleted file.
+    """
     found: set[str] = set()
     with contextlib.suppress(OSError):
-        found.update(re.findall(r" /dev/shm/([^\n]+)", Path(f"/proc/{pid}/maps").read_text()))
+        mapped = {int(inode) for inode in re.findall(r" (\d+) +/dev/shm/", Path(f"/proc/{pid}/maps").read_text())}
+        found.update(path.name for path in SHM.iterdir() if mapped and inode_of(path) in mapped)
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -100,6 +105,13 @@ def opened_segments(pid: int) -> set[str]:
                 if target.startswith("/dev/shm/"):
                     found.add(target.removeprefix("/dev/shm/"))
     return found
+
+
+def inode_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 class Segments:
