@@ -7,6 +7,7 @@ Parsing is pure; `ask` alone touches the machine. A field that the driver does n
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -23,6 +24,8 @@ FACTS = (
     "pcie.link.gen.current,pcie.link.width.current"
 )
 SAMPLE = "uuid,clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu,clocks_event_reasons.active"
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 IDLE_MIB = 512
 """Memory in use below which a GPU counts as idle: the driver alone takes some."""
@@ -93,10 +96,28 @@ def sample(uuids: tuple[str, ...], at: float) -> tuple[GpuSample, ...]:
 
 
 def pick_idle(count: int) -> tuple[str, ...]:
-    """UUIDs of the first `count` GPUs, which must be idle. Raises PreflightError that names who uses them."""
-    seen, found = observe(), users() or ()
+    """UUIDs of the first `count` idle GPUs of those that CUDA_VISIBLE_DEVICES allows (all, where it is not set).
+
+    Raises PreflightError that names who uses them.
+    """
+    seen, found = allowed(observe(), os.environ.get(VISIBLE)), users() or ()
     refuse_unless_idle(seen, found, count, _owner)
     return tuple(gpu.uuid for gpu in seen if is_idle(gpu, found))[:count]
+
+
+def allowed(seen: tuple[Seen, ...], visible: str | None) -> tuple[Seen, ...]:
+    """The GPUs that the variable names by the driver's numbers or by UUIDs, in its order; all if it is not set.
+
+    Raises PreflightError for a name that no GPU has.
+    """
+    if visible is None:
+        return seen
+    known = {str(number): gpu for number, gpu in enumerate(seen)} | {gpu.uuid: gpu for gpu in seen}
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise PreflightError(f"{VISIBLE} names {name}, which no GPU here has", remedy="see nvidia-smi -L")
+    return tuple(known[name] for name in names)
 
 
 def is_idle(gpu: Seen, found: tuple[User, ...]) -> bool:

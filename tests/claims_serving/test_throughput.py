@@ -97,6 +97,40 @@ def test_a_drafter_may_skip_steps(tmp_path: Path) -> None:
     assert verdict(judge(tmp_path / "fixed", plan)) == (Status.INVALID, {CODE.IDENTITY_BROKEN})
 
 
+def over_boots(root: Path, rates: Sequence[int], broken: str = "", stock: str = "") -> Claim:
+    """The claim over one boot a rate, all configured alike but `stock`; the cell of `broken` has a failed request."""
+    boots = [
+        Boot(name=f"boot-{index}", plugin=f"boot-{index}" != stock, probes=(Probe.THROUGHPUT,))
+        for index in range(len(rates))
+    ]
+    for boot, rate in zip(boots, rates, strict=True):
+        cells.write(root, boot, run_record(), Steps([rate] * 60), failure="broken" if boot.name == broken else None)
+    profile = cells.profile_of(profiles.load("cpu-smoke"), boots[0], 60.0)
+    return judged(root, profile.model_copy(update={"boots": tuple(boots)}), CLAIM)
+
+
+def test_three_equal_boots_give_an_interval_between_boots(tmp_path: Path) -> None:
+    """The mean of the boots' figures with its t interval, t(2) = 4.303; the figures of each boot stay."""
+    claim = over_boots(tmp_path, [99, 100, 101])
+    assert verdict(claim) == (Status.PASSED, set())
+    (tokens, steps) = [one for one in claim.estimates if one.replicate_unit == "boot"]
+    assert (tokens.name, steps.name) == ("outputTokensPerSecond", "engineStepsPerSecond")
+    assert (tokens.scope, tokens.replicates, tokens.reason) == ("boot-0, boot-1, boot-2 C1", 3, None)
+    assert (tokens.low, tokens.point, tokens.high) == (
+        pytest.approx(100 - 4.303 / 3**0.5, abs=1e-3),
+        100,
+        pytest.approx(100 + 4.303 / 3**0.5, abs=1e-3),
+    )
+    assert len(claim.estimates) == 8
+
+
+@pytest.mark.parametrize("boots", [{"broken": "boot-2"}, {"stock": "boot-2"}])
+def test_no_interval_between_fewer_than_three_equal_boots(tmp_path: Path, boots: dict[str, str]) -> None:
+    """A boot without figures, or of another configuration, is no replicate."""
+    claim = over_boots(tmp_path, [99, 100, 101], **boots)
+    assert not [one for one in claim.estimates if one.replicate_unit == "boot"]
+
+
 # steadiness: judged from 60 s on
 
 

@@ -57,6 +57,18 @@ def test_slow_downs_by_name(mask: str, names: tuple[str, ...] | None) -> None:
     assert sample.throttles == names
 
 
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [(None, ("GPU-aaa", "GPU-bbb")), ("1", ("GPU-bbb",)), ("GPU-bbb, 0", ("GPU-bbb", "GPU-aaa")), ("", ())],
+)
+def test_the_usual_variable_limits_the_choice(visible: str | None, uuids: tuple[str, ...]) -> None:
+    """As for any CUDA program: numbers or UUIDs, in their order; set and empty means none."""
+    seen = gpus.parse_facts(IDLE + BUSY)
+    assert tuple(gpu.uuid for gpu in gpus.allowed(seen, visible)) == uuids
+    with pytest.raises(PreflightError, match="names 7"):
+        gpus.allowed(seen, "0,7")
+
+
 @pytest.mark.parametrize("text", ["", "Failed to initialize NVML\n", "GPU-a, 1\n", "No devices were found\n"])
 def test_other_output_gives_nothing(text: str) -> None:
     """A broken driver's words are no GPU, no process and no link."""

@@ -11,6 +11,9 @@ from qualify.probes.workers import WORKERS, ProcessIdentity, WorkerReport
 from qualify.profiles import Boot, Probe, Profile
 from qualify.records import RUN, Run
 
+ENOUGH_BOOTS = 3
+"""Equal boots from which on there is an interval between boots."""
+
 
 def is_outside(evidence: Evidence) -> bool:
     """Whether the server was started by somebody else, so that nothing inside it could be seen."""
@@ -36,6 +39,14 @@ def visited(evidence: Evidence, profile: Profile, probe: Probe | None = None) ->
     if not found or (missing and not is_outside(evidence)):
         raise MissingEvidence(f"boots/NN-{missing[0] if missing else '*'}")
     return found
+
+
+def equal_boots(boots: Iterable[Boot]) -> list[list[Boot]]:
+    """Boots that differ in nothing but name and probes, together."""
+    alike: dict[tuple[object, ...], list[Boot]] = {}
+    for boot in boots:
+        alike.setdefault((boot.cache, boot.speculation, boot.plugin), []).append(boot)
+    return list(alike.values())
 
 
 def require_boot(path: str, named: Iterable[str], boot: Boot) -> None:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from qualify import statistics
-from qualify.claims.boots import require_boot, visited
+from qualify.claims.boots import ENOUGH_BOOTS, equal_boots, require_boot, visited
 from qualify.claims.model import Check, Estimate, Judgement, Status, check
 from qualify.claims.window import Counter, Window, estimate
 from qualify.errors import EvidenceError
@@ -101,7 +101,8 @@ def judge(evidence: Evidence, profile: Profile) -> Judgement:
             findings[subject.name] = _find(subject)
     checks = [*(item for found in findings.values() for item in found.checks), *_not_visited(profile, boots)]
     wrong = [item for item in checks if item.status is not Status.PASSED]
-    estimates = tuple(one for found in findings.values() for one in found.estimates)
+    within = tuple(one for found in findings.values() for one in found.estimates)
+    estimates = (*within, *_between_boots(boots, profile.throughput.concurrency, findings))
     return Judgement(
         checks=tuple(checks),
         summary=f"{wrong[0].where}: not true that {wrong[0].name}" if wrong else _figures(estimates, findings),
@@ -132,7 +133,7 @@ def _subject(evidence: Evidence, profile: Profile, boot: Boot, folder: str, conc
             for moment in ("before", "after")
         )
     return Subject(
-        name=f"{boot.name} C{concurrency}",
+        name=_cell_name(boot, concurrency),
         cell=cell,
         closed=metrics.delta(before, after),
         plan=profile.throughput,
@@ -560,6 +561,33 @@ def _estimates(subject: Subject) -> Iterator[Estimate]:
         drafts, accepted = window.differences(_drafts), window.differences(_accepted)
         emitted = [one + other for one, other in zip(drafts, accepted, strict=True)]
         yield estimate("acceptanceLength", "1", scope, emitted, drafts, batches)
+
+
+def _between_boots(
+    boots: list[tuple[Boot, str]], concurrency: tuple[int, ...], findings: dict[str, Findings]
+) -> Iterator[Estimate]:
+    """Mean of the boots' figures and its t interval, for ENOUGH_BOOTS equal boots or more with figures."""
+    for equal in equal_boots(boot for boot, _ in boots):
+        if len(equal) < ENOUGH_BOOTS:
+            continue
+        for count in concurrency:
+            for figures in zip(*(findings[_cell_name(boot, count)].estimates for boot in equal), strict=False):
+                interval = statistics.mean_interval([one.point for one in figures])
+                yield Estimate(
+                    name=figures[0].name,
+                    unit=figures[0].unit,
+                    scope=f"{', '.join(boot.name for boot in equal)} C{count}",
+                    point=interval.point,
+                    low=interval.low,
+                    high=interval.high,
+                    method="mean of boots",
+                    replicates=interval.replicates,
+                    replicate_unit="boot",
+                )
+
+
+def _cell_name(boot: Boot, concurrency: int) -> str:
+    return f"{boot.name} C{concurrency}"
 
 
 def _observed(subject: Subject, steadiness: Steadiness) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qualify.claims.boots import ENOUGH_BOOTS, equal_boots
 from qualify.claims.model import Claim, ClaimId, Status
 from qualify.profiles import Probe, Profile
 from qualify.receipt.model import Caveat, Identity
@@ -46,10 +47,14 @@ def _limitations(
             affects=(ClaimId.SERVE_TP, ClaimId.KV_RESTORE),
         )
     measured = [boot for boot in profile.boots if Probe.THROUGHPUT in boot.probes]
-    if len({(boot.speculation, boot.plugin) for boot in measured}) == len(measured):
+    few = [equal for equal in equal_boots(measured) if len(equal) < ENOUGH_BOOTS]
+    if few:
+        names = ", ".join(boot.name for equal in few for boot in equal)
+        once = all(len(equal) == 1 for equal in equal_boots(measured))
+        what = "each configuration was booted once" if once else f"{names}: fewer than {ENOUGH_BOOTS} equal boots"
         yield Caveat(
             id="throughput.singleBoot",
-            text="each configuration was booted once; the intervals hold within a boot, not between boots",
+            text=f"{what}; the intervals hold within a boot, not between boots",
             affects=SPEED,
         )
 
