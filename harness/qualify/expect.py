@@ -73,6 +73,16 @@ def reserved_rows(profile: Profile, boot: Boot) -> dict[int, int]:
     return rows
 
 
+def fullest_step(profile: Profile, boot: Boot) -> int:
+    """Tokens of the largest step that one request can fill: drafters in parallel keep slots of it for their drafts.
+
+    Source: `SpeculativeConfig.max_num_new_slots_for_drafting` and the scheduler of vLLM 0.32.0.
+    """
+    tokens = spec_tokens(profile, boot)
+    slots = {"dspark": tokens - 1, "dflash": tokens, "draft_model": 1}.get(drafter(profile, boot) or "", 0)
+    return profile.engine.max_num_batched_tokens - slots
+
+
 def pairs(profile: Profile) -> tuple[tuple[Boot, Boot], ...]:
     """(with the plugin, without it): boots that differ in nothing else that the engine is given."""
     found = []

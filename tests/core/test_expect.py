@@ -8,7 +8,7 @@ from faults import cuda
 from hypothesis import given
 from hypothesis import strategies as st
 from qualify import profiles
-from qualify.expect import expect, external_tokens, pairs, render
+from qualify.expect import expect, external_tokens, fullest_step, pairs, render
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,10 @@ def test_pairs_differ_in_the_plugin_alone() -> None:
         cuda.PROFILE.replace("plugin = false", 'plugin = false\ncache = "empty"').replace('"kv.control", ', "")
     )
     assert pairs(odd) == ()
+
+
+def test_a_parallel_drafter_keeps_slots_of_the_fullest_step() -> None:
+    """DSpark with K drafts takes K - 1 tokens from what one request may fill; a boot without a drafter fills it."""
+    profile = profiles.load("gpu-tp2-ds4-mini")
+    found = {boot.name: fullest_step(profile, boot) for boot in profile.boots}
+    assert (found["control"], found["speculative"]) == (4096, 4092)

@@ -135,6 +135,31 @@ def test_chunks_are_rebuilt_across_steps():
     assert capture.errors == []
 
 
+def test_a_step_may_end_within_a_block_and_a_chunk():
+    """A drafter takes slots of each step, so steps end anywhere: a chunk then has blocks as each was when it became
+    full, also where the window has given one of them back and the next step has used it again.
+    """
+    full, slide = tensor_of(1), tensor_of(2)
+    tensors = [kv(full, 0), kv(slide, 1, window=6, layer="layers.1")]
+    runner = Runner([full, slide])
+    runner.written = [[(full, [1, 2]), (slide, [7, 8])], [(full, [2, 3, 4]), (slide, [8, 9, 7])]]
+    capture = Capture(runner, 0, tensors, Options(chunk_tokens=8, objects=((0, 1),)))
+    runner.execute_model(step({"a": 6}, [new("a", 16, [[1, 2], [7, 8]])]))
+    kept = {index: tensor[block].clone() for index, (tensor, block) in enumerate([(full, 1), (slide, 7)])}
+    runner.execute_model(step({"a": 10}, cached=[("a", [[3, 4], [9, 7]], 6)]))
+    capture.disarm()
+
+    def rows(*blocks):
+        return torch.cat([block.permute(1, 0, 2) for block in blocks])
+
+    chunks = [
+        torch.cat([rows(kept[0], full[2]), rows(kept[1], slide[8])[2:]]),
+        torch.cat([rows(full[3], full[4]), rows(slide[9], slide[7])[2:]]),
+    ]
+    assert capture.report()["requests"][0]["chunks"] == [(0, n, sha(chunk)) for n, chunk in enumerate(chunks)]
+    assert capture.errors == []
+
+
 def latent(rows, content, dtype=torch.uint8, seed=0):
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randint(0, 256, (BLOCKS, rows, content), generator=generator)

@@ -17,7 +17,7 @@ from qualify.claims.boots import visited, worker_reports
 from qualify.claims.graph_counts import under_load
 from qualify.claims.model import Check, Judgement, Status, check
 from qualify.evidence import Evidence
-from qualify.expect import pairs
+from qualify.expect import fullest_step, pairs
 from qualify.model import Record
 from qualify.observe import log, metrics
 from qualify.observe.facts import LogFacts
@@ -73,7 +73,7 @@ def judge(evidence: Evidence, profile: Profile) -> Judgement:
         for name, one in on_device.items():
             checks += [*_complete(one, profile), *_explained(one, profile)]
             checks += [] if name in stock else list(_growth_checks(one))
-        checks.append(_filled({b.name: folder for b, folder in boots if b.name not in stock}, evidence, profile))
+        checks.append(_filled([pair for pair in boots if pair[0].name not in stock], evidence, profile))
         both = [(on_device[on.name], on_device[off.name]) for on, off in pairs(profile)]
         checks += [item for on, off in both for item in _counted(on, off, workers)]
         compared = [row for on, off in both for row in _difference(on, off, workers)]
@@ -261,22 +261,23 @@ def _growth_checks(one: OnDevice) -> Iterator[Check]:
             yield _at_most(f"no allocator {name} under load", change, 0, ReasonCode.ALLOCATION_RETRY, where)
 
 
-def _filled(folders: dict[str, str], evidence: Evidence, profile: Profile) -> Check:
-    """Some step took as many tokens as the engine allows: without one the peak was never called for."""
+def _filled(boots: list[tuple[Boot, str]], evidence: Evidence, profile: Profile) -> Check:
+    """In some boot a step took as many tokens as the engine allows: without one the peak was never called for."""
     largest: dict[str, int | None] = {}
-    for name, folder in folders.items():
+    for boot, folder in boots:
         ready, loaded = (
             evidence.record(f"{folder}/{graphs_file(label)}", tuple[GraphReport, ...]) for label in (READY, LOADED)
         )
         targets = (under_load(*pair).get("target") for pair in zip(ready, loaded, strict=False))
-        largest[name] = max((target.largest for target in targets if target), default=None)
+        largest[boot.name] = max((target.largest for target in targets if target), default=None)
+    allowed = {boot.name: fullest_step(profile, boot) for boot, _ in boots}
     return check(
-        "a step of max_num_batched_tokens ran",
-        profile.engine.max_num_batched_tokens in largest.values(),
+        "a step as large as the engine allows ran",
+        any(largest[name] == tokens for name, tokens in allowed.items()),
         ReasonCode.LOAD_TOO_SMALL,
-        where=", ".join(folders),
+        where=", ".join(allowed),
         observed=largest,
-        expected=profile.engine.max_num_batched_tokens,
+        expected=allowed,
         otherwise=Status.INCONCLUSIVE,
     )
 
