@@ -91,3 +91,20 @@ def test_the_digest_is_of_the_content_not_of_the_file() -> None:
     assert profiles.parse(commented, "x").digest() == profiles.parse(SMOKE, "x").digest()
     changed = SMOKE.replace("seed = 1234", "seed = 1235")
     assert profiles.parse(changed, "x").digest() != profiles.parse(SMOKE, "x").digest()
+
+
+def test_a_profile_may_change_a_shipped_one() -> None:
+    """Keys of tables are set one by one, lists are replaced, and the result has the digest of the whole text."""
+    own = 'base = "cpu-smoke"\npurpose = "other"\n[model]\nseed = 7\n[claims]\nrequired = ["pins"]\n'
+    mine, smoke = profiles.parse(own, "mine.toml"), profiles.load("cpu-smoke")
+    assert (mine.purpose, mine.model.seed, mine.model.recipe) == ("other", 7, smoke.model.recipe)
+    assert mine.claims.required == ("pins",)
+    assert mine.boots == smoke.boots
+    assert profiles.parse('base = "cpu-smoke"\n', "mine.toml").digest() == smoke.digest()
+
+
+@pytest.mark.parametrize("base", ['"no-such"', "7", '["cpu-smoke"]', '"../profiles/cpu-smoke"'])
+def test_an_unknown_base_is_refused(base: str) -> None:
+    """Only a shipped profile can be changed; the line is named."""
+    with pytest.raises(UsageError, match=r"mine\.toml, line 2, base: there is no profile"):
+        profiles.parse(f"format = 1\nbase = {base}\n", "mine.toml")

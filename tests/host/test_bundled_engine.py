@@ -71,13 +71,6 @@ def test_a_cpu_engine_gets_no_gpu() -> None:
     assert not {"CUDA_VISIBLE_DEVICES", *command.CUDA} & set(started.environment)
 
 
-def test_the_two_gpu_profiles_differ_in_nothing_but_the_ranks() -> None:
-    """What one GPU shows is shown the same way as on two."""
-    one, two = (profiles.load(f"gpu-tp{ranks}-ds4-mini") for ranks in (1, 2))
-    engine = one.engine.model_copy(update={"tensor_parallel": 2})
-    assert one.model_copy(update={"name": two.name, "purpose": two.purpose, "engine": engine}) == two
-
-
 def test_an_ab_pair_differs_in_the_plugin_only() -> None:
     """The stock boot is the control boot without the plugin."""
     boots = {boot.name: boot for boot in profiles.load("gpu-tp2-ds4-mini").boots}

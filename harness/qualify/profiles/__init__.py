@@ -225,6 +225,13 @@ def parse(text: str, label: str) -> Profile:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also for numbers and nesting that no profile has
         raise UsageError(f"profile {label} is not TOML: {error}", remedy="see docs/profile-reference.md") from None
+    if (base := data.pop("base", None)) is not None:
+        if base not in names():
+            raise UsageError(
+                f"profile {label}, line {_line_of(text, ['base'])}, base: there is no profile {base!r}",
+                remedy=f"use one of: {', '.join(names())}",
+            )
+        data = _merged(tomllib.loads((FOLDER / f"{base}.toml").read_text(encoding="utf-8")), data)
     try:
         return Profile.model_validate(data)
     except ValidationError as error:
@@ -238,6 +245,16 @@ def parse(text: str, label: str) -> Profile:
             f"profile {label}, line {line}, {'.'.join(key)}: {message}",
             remedy="see docs/profile-reference.md",
         ) from None
+
+
+def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """`own` over `base`: tables key by key, lists and values as a whole."""
+    both = {key: _merged(base[key], own[key]) for key in base.keys() & own.keys() if _tables(base[key], own[key])}
+    return {**base, **own, **both}
+
+
+def _tables(*values: object) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _line_of(text: str, key: list[str]) -> int:
