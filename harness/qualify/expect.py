@@ -131,12 +131,13 @@ class Expectation(Record):
 def expect(profile: Profile) -> Expectation:
     """The prediction, from the profile alone."""
     asked = (*profile.claims.required, *profile.claims.optional)
+    cached = any(boot.cache is not Storage.NONE for boot in profile.boots)
     return Expectation(
         profile=profile.name,
         digest=profile.digest(),
         tensor_parallel=profile.engine.tensor_parallel,
         boots=tuple(_boot(profile, boot) for boot in profile.boots),
-        restores=tuple(_restore(tokens, profile.cache.chunk_tokens) for tokens in profile.kv.prompt_tokens),
+        restores=tuple(_restore(tokens, profile.cache.chunk_tokens) for tokens in profile.kv.prompt_tokens if cached),
         required=profile.claims.required,
         optional=profile.claims.optional,
         not_asked=tuple(claim for claim in ClaimId if claim not in asked),
@@ -155,7 +156,8 @@ def render(expectation: Expectation) -> str:
         lines += [f"    {line}" for line in _device_lines(boot)]
     if all(boot.graphs is None for boot in expectation.boots):
         lines.append(f"graphs: {expectation.boots[0].graphs_unknown if expectation.boots else 'no boot'}")
-    lines.append("restored tokens (prompt: from the cache + computed):")
+    if expectation.restores:
+        lines.append("restored tokens (prompt: from the cache + computed):")
     lines += [
         f"  {restore.prompt_tokens}: {restore.external_tokens} + {restore.computed_tokens}"
         for restore in expectation.restores

@@ -22,6 +22,7 @@ import pytest
 from qualify import profiles
 from qualify.environment import cache_folder
 from qualify.errors import ExitCode
+from qualify.targets.supervisor import opened_segments
 
 pytestmark = pytest.mark.engine
 
@@ -74,14 +75,8 @@ class Run:
         return found
 
     def segments(self) -> set[str]:
-        """Shared-memory segments that our processes map now."""
-        names: set[str] = set()
-        for pid in self.descendants():
-            try:
-                names.update(re.findall(r" /dev/shm/([^\n]+)", Path(f"/proc/{pid}/maps").read_text()))
-            except OSError:
-                continue
-        return {name for name in names if not name.endswith("(deleted)")}
+        """Shared-memory segments that our processes have open now."""
+        return set().union(*(opened_segments(pid) for pid in self.descendants()))
 
     def wait_for(self, what: Callable[[], object], seconds: float = 420.0) -> None:
         deadline = time.monotonic() + seconds

@@ -118,14 +118,24 @@ ODD = [
     b"[2026-11-30 03:57:55,100] LMCache INFO: hello",
     b"[2026-11-30 03:57:55,100] LMCache INFO: this is LMCache v0.5.6",
     b"[2026-11-30 03:57:55,100] LMCache INFO: with hash_algorithm = blake3",
+    b"\x1b[32;20m[2026-11-30 03:57:55,100] LMCache INFO:\x1b[0m now Stored 256 tokens in 1 s\x1b[3m(a.py:1)\x1b[0m",
+    b"(EngineCore pid=7) WARNING 11-30 03:57:55 [a.py:1] leaked semaphore",
+    b"(EngineCore pid=7) WARNING 11-30 03:57:55 [a.py:1] Using V2 Model Runner",
+    b"2026-11-30 03:57:55,100 - INFO - a.py:1 - Building JIT module x; INFO 11-30 03:57:55 [a.py:1] hello",
 ]
 
 
-def test_a_line_that_is_only_counted_says_nothing():
-    """The short way past lines without a form gives what the long way gives, which an envelope forces."""
+def test_the_short_ways():
+    """The short ways past the layers give what the long way gives, which an envelope forces."""
     for lines in product(ODD, repeat=3):
         short, long = b"\n".join(lines), b"\n".join(compose(line, None) for line in lines)
         assert meaning(read([short])) == meaning(read([long])), lines
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
+def test_the_last_message_is_text(end):
+    """What a file ends with is the last text in it, not the nothing behind a carriage return."""
+    assert read([b"first\r\nlast" + end]).end.last_message == "last"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from qualify.observe.facts import Bar, Role
 from qualify.observe.graphs import Runner
 
 _BAR = re.compile(
-    rb"(?P<label>[^\r\n|%]{0,200}?): +\d{1,3}%\|[^|]{0,400}\| (?P<done>\d{1,9})/(?P<total>\d{1,9})"
+    rb"(?P<label>[^\r\n|%]{0,200}): +\d{1,3}%\|[^|]{0,400}\| (?P<done>\d{1,9})/(?P<total>\d{1,9})"
     rb" \[(?P<elapsed>[\d:?]{1,20})<[^\]]{0,200}\]?"
 )
 _CAPTURE_START = re.compile(rb"Capturing (?:[\w-]+ ){0,4}CUDA graph|Profiling CUDA graph memory|JIT kernel warmup")
@@ -20,17 +20,8 @@ _PROFILING = re.compile(r"Profiling CUDA graph memory \((?P<kind>\w+)\)$")
 JIT_WARMUP = "JIT kernel warmup"
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """One state of a bar with the text glued before and behind it."""
-
-    bar: Bar
-    before: bytes
-    after: bytes
-
-
-def find_bar(segment: bytes) -> Drawn | None:
-    """The bar in a segment between two carriage returns, if there is one."""
+def find_bar(segment: bytes) -> tuple[Bar, bytes, bytes] | None:
+    """One state of a bar in a segment between two carriage returns, with the text glued before and behind it."""
     if b"%|" not in segment:
         return None
     match = _BAR.search(segment)
@@ -45,7 +36,7 @@ def find_bar(segment: bytes) -> Drawn | None:
         int(match["total"]),
         match["elapsed"].decode(),
     )
-    return Drawn(bar, segment[: match.start()] + label[:cut], segment[match.end() :])
+    return bar, segment[: match.start()] + label[:cut], segment[match.end() :]
 
 
 def _behind_prefix(label: bytes) -> int:

@@ -173,11 +173,10 @@ class Boot:
             self.jit_warmup, self.jit_last, self.jit_at = True, source, self.events
         if capture_label(bar.label) is None:
             return
-        same = [state for state in self.captures if state.label == bar.label]
-        current = same[-1] if same else None
+        current = next((state for state in reversed(self.captures) if state.label == bar.label), None)
         if current is None or bar.total != current.total or bar.done < current.done:
             if len(self.captures) < MAX_CAPTURES:
-                ordinal = len(same) + 1
+                ordinal = 1 if current is None else current.ordinal + 1
                 state = CaptureState(bar.label, ordinal, source, source, bar.done, bar.total, bar.elapsed)
                 self.captures.append(state)
         else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from qualify.observe.facts import Counts, ErrorKind, ErrorRecord, Phase, Source, Traceback
 from qualify.observe.layers import Record
+from qualify.observe.needles import Needles, any_of
 
 MAX_RECORDS = 128
 MAX_TRACEBACKS_PER_PROCESS = 3
@@ -41,7 +42,7 @@ _PATTERNS: tuple[tuple[ErrorKind, tuple[str, ...], str], ...] = (
     ),
     (
         _K.TEARDOWN,
-        ("force killing", "destroy_process_group", "leaked"),
+        ("force killing", "destroy_process_group", "leaked semaphore", "leaked shared_memory", "nanobind: leaked"),
         r"force killing remaining process|force killing sub process|destroy_process_group\(\) was not called"
         r"|leaked semaphore|leaked shared_memory|^nanobind: leaked",
     ),
@@ -54,7 +55,7 @@ _PATTERNS: tuple[tuple[ErrorKind, tuple[str, ...], str], ...] = (
     (_K.CORE_FATAL, ("fatal error",), r"EngineCore encountered a fatal error"),
     (_K.OUTPUT_HANDLER, ("output_handler failed",), r"AsyncLLM output_handler failed"),
     (_K.ENGINE_DEAD, ("EngineDeadError",), r"EngineDeadError"),
-    (_K.RPC_TIMEOUT, ("timed out",), r"RPC call to .{0,80}timed out"),
+    (_K.RPC_TIMEOUT, ("RPC call to",), r"RPC call to .{0,80}timed out"),
     (
         _K.HIDDEN_ALLOCATION,
         ("torch_call_dispatcher(", "ALLOC_FAILED"),
@@ -93,12 +94,12 @@ _PATTERNS: tuple[tuple[ErrorKind, tuple[str, ...], str], ...] = (
     ),
     (
         _K.NCCL,
-        ("NCCL error", "nccl"),
+        ("NCCL error", "ncclSystem", "ncclInternal", "ncclUnhandled", "ncclRemote"),
         r"NCCL error|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclRemoteError",
     ),
     (
         _K.CUDA,
-        ("CUDA ", "cudaError", "CUBLAS_", "CUDNN_"),
+        ("CUDA error", "CUDA driver", "cudaError", "CUBLAS_", "CUDNN_"),
         r"CUDA error|CUDA driver error|cudaError[A-Z]|CUBLAS_STATUS_|CUDNN_STATUS_",
     ),
     (
@@ -121,33 +122,22 @@ _PATTERNS: tuple[tuple[ErrorKind, tuple[str, ...], str], ...] = (
     ),
     (
         _K.USAGE,
-        ("error: ", "validation error", "ValidationError"),
+        ("argument", "validation error", "ValidationError"),
         r"error: (?:unrecognized arguments|argument |the following arguments)|\bvalidation errors? for \w+Config"
         r"|^(?:\w+\.)*ValidationError\b",
     ),
     (_K.EXECUTOR_FAILED, ("Executor failed",), r"Executor failed"),
 )
 _MATCHERS = tuple(
-    (needle.encode(), kind, re.compile(text.encode())) for kind, needles, text in _PATTERNS for needle in needles
+    (needle.encode(), (kind, re.compile(text.encode()))) for kind, needles, text in _PATTERNS for needle in needles
 )
-"""Substring tests are ten times faster than the patterns, so each guards its pattern."""
-
-_ROOTS = (
-    b"rror", b"fail", b"expected", b"load", b" len", b"xception", b"shared ", b"aptur", b" out", b"kill", b"ille",
-    b"CUD", b"/dev/shm", b"device-side", b" memory", b"misalign", b"preproce", b"destroy_", b"ALLOC_F", b"undefine",
-    b"Invalid ", b"torch_ca", b"CUBLAS_", b"atchdog", b"nccl", b"NVRM", b"leaked",
-)  # fmt: skip
-"""Parts of the substrings above, each of which has one: nearly all text has none of them."""
-_BY_ROOT = tuple(
-    (root, tuple(one for one in enumerate(_MATCHERS) if next(r for r in _ROOTS if r in one[1][0]) == root))
-    for root in _ROOTS
-)
+ANY_ERROR = Needles(_MATCHERS)
 
 WARNING_KINDS = frozenset(
     {_K.XID, _K.OOM_KILLER, _K.ALLOCATOR_WARNING, _K.CORE_EXITED, _K.TEARDOWN, _K.COLLECTIVE_WATCHDOG}
 )
 """Kinds that count below ERROR level too: the allocator warns before anything raises."""
-_WARNING_MATCHERS = tuple(one for one in _MATCHERS if one[1] in WARNING_KINDS)
+ANY_WARNING = Needles([one for one in _MATCHERS if one[1][0] in WARNING_KINDS])
 FATAL_KINDS = frozenset({
     _K.CORE_FATAL, _K.OUTPUT_HANDLER, _K.ENGINE_DEAD, _K.CORE_EXITED, _K.EXECUTOR_FAILED, _K.WORKER_DIED,
     _K.WORKER_EXCEPTION, _K.ILLEGAL_ACCESS, _K.COLLECTIVE_WATCHDOG,
@@ -157,24 +147,22 @@ CLIENT_KINDS = frozenset({_K.CONTEXT_LENGTH, _K.CLIENT_REQUEST})
 _QUIET_LEVELS = frozenset({"INFO", "DEBUG"})
 ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 
-_TRACEBACK = b"Traceback (most recent call last)"
+TRACEBACK = b"Traceback (most recent call last)"
 _CHAIN = (b"During handling of the above exception", b"The above exception was the direct cause")
 _EXCEPTION = re.compile(rb"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:: |:?$)")
 _FRAME = (b" ", b"\t", b"|", b"+", b"^", b"~")
 _WANTED = re.compile(rb"[Tt]ried to allocate ([\d.]+ [KMGT]i?B)|[Rr]equested:? ([\d.]+ [KMGT]i?B)")
 _FREE = re.compile(rb"of which ([\d.]+ [KMGT]i?B) is free|[Ff]ree:? ([\d.]+ [KMGT]i?B)|([\d.]+ [KMGT]i?B) (?:is )?free")
 
+_WARNS = any_of((*ANY_WARNING.all, TRACEBACK))
+
 Writer = tuple[str | None, int | None, int | None]
 
 
 def classify(message: bytes, below_error: bool = False) -> ErrorKind | None:
     """Kind of an error text, or None; `below_error` asks only for the kinds that count at any level."""
-    if below_error:
-        candidates = [one for one in _WARNING_MATCHERS if one[0] in message]
-    else:
-        grouped = [one for root, group in _BY_ROOT if root in message for one in group if one[1][0] in message]
-        candidates = [matcher for _, matcher in sorted(grouped, key=lambda one: one[0])]
-    return next((kind for _, kind, pattern in candidates if pattern.search(message)), None)
+    candidates = (ANY_WARNING if below_error else ANY_ERROR).found(message)
+    return next((kind for kind, pattern in candidates if pattern.search(message)), None)
 
 
 @dataclass(slots=True)
@@ -228,6 +216,12 @@ class ErrorBook:
         self.client_errors += kind in CLIENT_KINDS and b"preprocessing" not in record.message
         return True
 
+    def pass_over(self, level: bytes, line: bytes) -> bool:
+        """Count a record, outside tracebacks and without "exited unexpectedly", if it is no error; else say False."""
+        warning = level == b"WARNING" and not _WARNS.search(line)
+        self.warnings += warning
+        return warning or level in (b"INFO", b"DEBUG")
+
     def finish(self) -> Counts:
         """Close the tracebacks that the end of the file cut, and give the totals."""
         for pid in list(self.open):
@@ -240,7 +234,7 @@ class ErrorBook:
     def _in_traceback(self, record: Record, label: str, phase: Phase) -> bool:
         current = self.open.get(record.pid)
         message = record.message
-        if _TRACEBACK in message[:200] or (current is None and _TRACEBACK in message):
+        if TRACEBACK in message[:200] or (current is None and TRACEBACK in message):
             if current is not None and current.in_frames:
                 return True
             if current is None or not self._chained(current):

@@ -27,7 +27,8 @@ from qualify.observe.facts import (
     Throughput,
 )
 from qualify.observe.graphs import Runner
-from qualify.observe.layers import Record
+from qualify.observe.layers import PLAIN, Record
+from qualify.observe.needles import Needles
 
 Match = re.Match[bytes]
 Handler = Callable[[Boot, Record, bytes], None]
@@ -54,6 +55,32 @@ def _form(start: str, needle: str) -> Callable[[Handler], Handler]:
         return handler
 
     return register
+
+
+def _matched(start: str, needle: str, pattern: bytes) -> Callable[[Callable[[Boot, Record, Match], None]], Handler]:
+    """As `_form`, for a handler that takes the match of the pattern with the message; others say nothing."""
+    compiled = re.compile(pattern)
+
+    def register(handler: Callable[[Boot, Record, Match], None]) -> Handler:
+        def handle(boot: Boot, record: Record, text: bytes) -> None:
+            found = compiled.match(text)
+            if found is not None:
+                handler(boot, record, found)
+
+        return _form(start, needle)(handle)
+
+    return register
+
+
+def _gib(name: str, start: str, needle: str, number: bytes) -> None:
+    """Register a form that states GiB of one rank, behind its start."""
+
+    @_matched(start, needle, start.encode() + rb"(" + number + rb") GiB")
+    def _add(boot: Boot, record: Record, found: Match) -> None:
+        boot.add(name, float(found[1]), record, "GiB")
+
+
+_NUMBER = rb"\d{1,15}(?:\.\d{1,9})?"
 
 
 def _int(text: bytes) -> int:
@@ -127,14 +154,8 @@ def _runner_v1(boot: Boot, record: Record, text: bytes) -> None:
         boot.set("runner", Runner.V1, record)
 
 
-_WORLD = re.compile(rb"world_size=(\d{1,5}),? rank=(\d{1,5})\b.*?(?:backend=(\w+)|$)")
-
-
-@_form(r"world_size=\d+", "world_size=")
-def _world(boot: Boot, record: Record, text: bytes) -> None:
-    found = _WORLD.match(text)
-    if found is None:
-        return
+@_matched(r"world_size=\d+", "world_size=", rb"world_size=(\d{1,5}),? rank=(\d{1,5})\b.*?(?:backend=(\w+)|$)")
+def _world(boot: Boot, record: Record, found: Match) -> None:
     boot.set("world_size", int(found[1]), record)
     if len(boot.announced_ranks) < MAX_FACTS:
         boot.announced_ranks.add(int(found[2]))
@@ -143,23 +164,15 @@ def _world(boot: Boot, record: Record, text: bytes) -> None:
         boot.set("distributed_backend", _text(found[3]), record)
 
 
-_ASSIGNED = re.compile(rb"rank (\d{1,5}) in world size (\d{1,5}) is assigned")
-
-
-@_form(r"rank \d+ in world size ", "in world size ")
-def _assigned(boot: Boot, record: Record, text: bytes) -> None:
-    found = _ASSIGNED.match(text)
-    if found is None:
-        return
+@_matched(r"rank \d+ in world size ", "in world size ", rb"rank (\d{1,5}) in world size (\d{1,5}) is assigned")
+def _assigned(boot: Boot, record: Record, found: Match) -> None:
     boot.set("world_size", int(found[2]), record)
     boot.assign(record.pid, int(found[1]))
 
 
-@_form(r"vLLM is using nccl==", "using nccl==")
-def _nccl(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"vLLM is using nccl==([\w.+-]+)", text)
-    if found is not None:
-        boot.set("nccl", _text(found[1]).rstrip("."), record)
+@_matched(r"vLLM is using nccl==", "using nccl==", rb"vLLM is using nccl==([\w.+-]+)")
+def _nccl(boot: Boot, record: Record, found: Match) -> None:
+    boot.set("nccl", _text(found[1]).rstrip("."), record)
 
 
 _ALL_REDUCE = re.compile(rb"Using \[([^\]]*)\] all-reduce backends .{0,80}?group '([^']+)'")
@@ -172,6 +185,9 @@ _ATTENTION = (
     re.compile(rb"Using ([\w ]{1,40}?) backend on V[01] engine"),
     re.compile(rb"Using (" + _BACKEND_NAMES + rb") backend"),
 )
+
+
+_HASH_NAME = re.compile(rb"Using (\w+) hash function")
 
 
 @_form(r"Using ", "Using ")
@@ -187,42 +203,32 @@ def _using(boot: Boot, record: Record, text: bytes) -> None:
         if backend is not None:
             boot.set("attention_backend", _text(backend[1]), record)
             return
-    hash_name = re.match(rb"Using (\w+) hash function", text)
+    hash_name = _HASH_NAME.match(text)
     if hash_name is not None:
         boot.cache = replace(boot.cache_server(), hash_algorithm=boot.fact(_text(hash_name[1]), record))
 
 
-_LOADING = re.compile(rb"Model loading took (\d{1,15}(?:\.\d{1,9})?) GiB")
+_gib("model_memory", r"Model loading took ", "Model loading took", _NUMBER)
+_gib("available_kv", r"Available KV cache memory: ", "Available KV", rb"-?" + _NUMBER)
+_gib("graph_estimate", r"Estimated CUDA graph memory: ", "Estimated CUDA", rb"-?" + _NUMBER)
 
 
-@_form(r"Model loading took ", "Model loading took")
-def _model_memory(boot: Boot, record: Record, text: bytes) -> None:
-    found = _LOADING.match(text)
-    if found is not None:
-        boot.add("model_memory", float(found[1]), record, "GiB")
+@_matched(
+    r"Initial free memory ",
+    "Initial free memory",
+    rb"Initial free memory (" + _NUMBER + rb") GiB, reserved (" + _NUMBER + rb") GiB memory for KV",
+)
+def _reserved(boot: Boot, record: Record, found: Match) -> None:
+    boot.add("kv_reservation", Reservation(float(found[2]), float(found[1])), record, "GiB")
 
 
-@_form(r"Available KV cache memory: ", "Available KV")
-def _available(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Available KV cache memory: (-?\d{1,15}(?:\.\d{1,9})?) GiB", text)
-    if found is not None:
-        boot.add("available_kv", float(found[1]), record, "GiB")
-
-
-@_form(r"Initial free memory ", "Initial free memory")
-def _reserved(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(
-        rb"Initial free memory (\d{1,15}(?:\.\d{1,9})?) GiB, reserved (\d{1,15}(?:\.\d{1,9})?) GiB memory for KV", text
-    )
-    if found is not None:
-        boot.add("kv_reservation", Reservation(float(found[2]), float(found[1])), record, "GiB")
-
-
-@_form(r"Explicitly set \(", "Explicitly set")
-def _explicit(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Explicitly set \((\d{1,15}(?:\.\d{1,9})?)/(\d{1,15}(?:\.\d{1,9})?)\) GiB for KV cache", text)
-    if found is not None:
-        boot.add("kv_reservation", Reservation(float(found[1]), float(found[2])), record, "GiB")
+@_matched(
+    r"Explicitly set \(",
+    "Explicitly set",
+    rb"Explicitly set \((" + _NUMBER + rb")/(" + _NUMBER + rb")\) GiB for KV cache",
+)
+def _explicit(boot: Boot, record: Record, found: Match) -> None:
+    boot.add("kv_reservation", Reservation(float(found[1]), float(found[2])), record, "GiB")
 
 
 _KV_SIZE = re.compile(rb"(GPU|CPU|XPU|TPU|HPU|GPU \+ host|[\w+ ]{1,20}?) KV cache size: (\d[\d,]{0,20}) tokens")
@@ -256,7 +262,7 @@ def _group_sizes(boot: Boot, record: Record, text: bytes) -> None:
     boot.set("kv_group_block_sizes", sizes, record, "tokens")
 
 
-_NEEDED = re.compile(rb"\((\d{1,15})\),? \(?(\d{1,15}(?:\.\d{1,9})?) GiB KV cache is needed")
+_NEEDED = re.compile(rb"\((\d{1,15})\),? \(?(" + _NUMBER + rb") GiB KV cache is needed")
 _HAS = re.compile(rb"available KV cache memory \((-?\d{1,15}(?:\.\d{1,9})?) GiB")
 _ESTIMATED = re.compile(rb"estimated maximum model length is (\d{1,15})")
 _TOKENS_STORED = re.compile(
@@ -278,60 +284,59 @@ def refuse(boot: Boot, record: Record, text: bytes) -> None:
     boot.set_first("kv_refusal", refusal, record)
 
 
-@_form(r"Overriding num_gpu_blocks=", "Overriding num_gpu")
-def _override(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.search(rb"num_gpu_blocks_override=(\d{1,15})", text)
-    if found is not None:
-        boot.add("profiling_blocks", int(found[1]), record, "blocks")
+@_matched(
+    r"Overriding num_gpu_blocks=",
+    "Overriding num_gpu",
+    rb"Overriding num_gpu_blocks=.*?num_gpu_blocks_override=(\d{1,15})",
+)
+def _override(boot: Boot, record: Record, found: Match) -> None:
+    boot.add("profiling_blocks", int(found[1]), record, "blocks")
 
 
-_SUMMARY = {
-    "consumed_gib": re.compile(rb"(\d{1,15}(?:\.\d{1,9})?) GiB for consumed memory"),
-    "weights_gib": re.compile(rb"(\d{1,15}(?:\.\d{1,9})?) GiB for weight"),
-    "non_torch_gib": re.compile(rb"(\d{1,15}(?:\.\d{1,9})?) GiB for non-torch memory"),
-    "peak_activation_gib": re.compile(rb"(\d{1,15}(?:\.\d{1,9})?) GiB for peak activation"),
-    "graph_gib": re.compile(rb"(-?\d{1,15}(?:\.\d{1,9})?) GiB for CUDAGraph memory"),
-    "kv_gib": re.compile(rb"[Cc]urrent kv cache memory in use is (\d{1,15}(?:\.\d{1,9})?) GiB"),
-}
+_SUMMARY = re.compile(
+    rb"(\d\d{0,14}(?:\.\d{1,9})?) GiB for (consumed memory|weight|non-torch memory|peak activation|CUDAGraph memory)"
+)
+_SUMMARY_KV = re.compile(rb"[Cc]urrent kv cache memory in use is (\d{1,15}(?:\.\d{1,9})?) GiB")
 
 
 @_form(r"Free memory on device ", "Free memory on")
 def _summary(boot: Boot, record: Record, text: bytes) -> None:
-    found = {name: pattern.search(text) for name, pattern in _SUMMARY.items()}
-    values = {name: float(match[1]) if match else None for name, match in found.items()}
-    boot.add("memory_summary", MemorySummary(**values), record, "GiB")
+    gib: dict[bytes, float] = {}
+    for found in _SUMMARY.finditer(text):
+        # The driver may give memory back during the capture: then the graphs' share is negative.
+        negative = found[2] == b"CUDAGraph memory" and text[found.start() - 1 : found.start()] == b"-"
+        gib.setdefault(found[2], -float(found[1]) if negative else float(found[1]))
+    kv = _SUMMARY_KV.search(text)
+    value = MemorySummary(
+        consumed_gib=gib.get(b"consumed memory"),
+        weights_gib=gib.get(b"weight"),
+        non_torch_gib=gib.get(b"non-torch memory"),
+        peak_activation_gib=gib.get(b"peak activation"),
+        graph_gib=gib.get(b"CUDAGraph memory"),
+        kv_gib=float(kv[1]) if kv else None,
+    )
+    boot.add("memory_summary", value, record, "GiB")
 
 
-_FINISHED = re.compile(rb"Graph capturing finished in (\d{1,15}) secs?, took (-?\d{1,15}(?:\.\d{1,9})?) GiB")
-
-
-@_form(r"Graph capturing finished in ", "capturing finished")
-def _finished(boot: Boot, record: Record, text: bytes) -> None:
-    found = _FINISHED.match(text)
-    if found is None or len(boot.finished) >= MAX_FACTS:
-        return
-    gib = float(found[2])
-    value = CaptureFinished(float(found[1]), gib, memory_known=gib >= 0)
-    boot.finished.append((boot.fact(value, record), boot.kv_seen))
-
-
-@_form(r"Estimated CUDA graph memory: ", "Estimated CUDA")
-def _estimate(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Estimated CUDA graph memory: (-?\d{1,15}(?:\.\d{1,9})?) GiB", text)
-    if found is not None:
-        boot.add("graph_estimate", float(found[1]), record, "GiB")
-
-
-_POOL = re.compile(
-    rb"CUDA graph pool memory: (-?\d{1,15}(?:\.\d{1,9})?) GiB \(actual\), (-?\d{1,15}(?:\.\d{1,9})?) GiB \(estimated\)"
+@_matched(
+    r"Graph capturing finished in ",
+    "capturing finished",
+    rb"Graph capturing finished in (\d{1,15}) secs?, took (-?" + _NUMBER + rb") GiB",
 )
+def _finished(boot: Boot, record: Record, found: Match) -> None:
+    if len(boot.finished) < MAX_FACTS:
+        gib = float(found[2])
+        value = CaptureFinished(float(found[1]), gib, memory_known=gib >= 0)
+        boot.finished.append((boot.fact(value, record), boot.kv_seen))
 
 
-@_form(r"CUDA graph pool memory: ", "graph pool memory")
-def _pool(boot: Boot, record: Record, text: bytes) -> None:
-    found = _POOL.match(text)
-    if found is not None:
-        boot.add("pool", PoolMemory(float(found[1]), float(found[2])), record, "GiB")
+@_matched(
+    r"CUDA graph pool memory: ",
+    "graph pool memory",
+    rb"CUDA graph pool memory: (-?" + _NUMBER + rb") GiB \(actual\), (-?" + _NUMBER + rb") GiB \(estimated\)",
+)
+def _pool(boot: Boot, record: Record, found: Match) -> None:
+    boot.add("pool", PoolMemory(float(found[1]), float(found[2])), record, "GiB")
 
 
 @_form(r"Profiling CUDA graph memory: ", "Profiling CUDA")
@@ -341,11 +346,9 @@ def _configured(boot: Boot, record: Record, text: bytes) -> None:
     boot.add("configured_counts", value, record)
 
 
-@_form(r"Capturing model for ", "Capturing model")
-def _drafter(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Capturing model for ([\w -]+?) speculator", text)
-    if found is not None:
-        boot.set("drafter_announced", _text(found[1]), record)
+@_matched(r"Capturing model for ", "Capturing model", rb"Capturing model for ([\w -]+?) speculator")
+def _drafter(boot: Boot, record: Record, found: Match) -> None:
+    boot.set("drafter_announced", _text(found[1]), record)
 
 
 @_form(r"Enforce eager set", "Enforce eager")
@@ -358,23 +361,20 @@ def _keys(boot: Boot, record: Record, _: bytes) -> None:
     boot.set("dispatch_keys_missing", True, record)
 
 
-@_form(r"init engine \(", "init engine (")
-def _init(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"init engine \([^)]*\) took (\d{1,15}(?:\.\d{1,9})?) s", text)
-    if found is not None:
-        boot.set("init_seconds", float(found[1]), record, "s")
+@_matched(r"init engine \(", "init engine (", rb"init engine \([^)]*\) took (" + _NUMBER + rb") s")
+def _init(boot: Boot, record: Record, found: Match) -> None:
+    boot.set("init_seconds", float(found[1]), record, "s")
 
 
-@_form(r"Started server process \[", "Started server")
-def _started(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"Started server process \[(\d{1,15})\]", text)
-    if found is not None and len(boot.started) < MAX_FACTS:
+@_matched(r"Started server process \[", "Started server", rb"Started server process \[(\d{1,15})\]")
+def _started(boot: Boot, record: Record, found: Match) -> None:
+    if len(boot.started) < MAX_FACTS:
         pid = int(found[1])
         boot.started.append(boot.fact(pid, record))
         boot.pending_startups.append(pid)
 
 
-@_form(r"Application startup complete", "startup complete")
+@_form(r"Application startup complete", "Application startup")
 def _ready(boot: Boot, record: Record, _: bytes) -> None:
     pending = boot.pending_startups
     boot.completions += 1
@@ -406,7 +406,7 @@ def _exited(boot: Boot, record: Record, text: bytes) -> None:
     boot.set_first("core_exited", _text(text[:200]), record)
 
 
-_PAIR = re.compile(rb"([A-Za-z][\w +-]*?): (-?\d{1,15}(?:\.\d{1,9})?|nan|inf)\s*(%|tokens/s|reqs|tokens)?")
+_PAIR = re.compile(rb"([A-Za-z][A-Za-z0-9_ +-]*): (-?\d{1,15}(?:\.\d{1,9})?|nan|inf)\s*(%|tokens/s|reqs|tokens)?")
 _ENGINE_NAME = re.compile(rb"(?:Engine (\d{1,15})|(\d+ Engines Aggregated)):? ")
 
 
@@ -472,7 +472,7 @@ def _finite(text: bytes) -> float | None:
 _POSITIONS = re.compile(rb"Per-position acceptance rate: ([\d., a-z]*\d)")
 
 
-@_form(r"Spec(?:Decoding|ulative) metrics: ", " metrics: ")
+@_form(r"Spec(?:Decoding|ulative) metrics: ", "Spec")
 def _spec(boot: Boot, record: Record, text: bytes) -> None:
     body = text.split(b"metrics: ", 1)[1][:4000]
     positions = _POSITIONS.search(body)
@@ -555,11 +555,9 @@ def _late_jit(boot: Boot, record: Record, _: bytes) -> None:
     boot.jit(record)
 
 
-@_form(r"LMCache v\d", "LMCache v")
-def _lmcache_version(boot: Boot, record: Record, text: bytes) -> None:
-    found = re.match(rb"LMCache v([\w.+-]+(?: \([\w]+\))?)", text)
-    if found is not None:
-        boot.cache = replace(boot.cache_server(), version=boot.fact(_text(found[1]), record))
+@_matched(r"LMCache v\d", "LMCache v", rb"LMCache v([\w.+-]+(?: \([\w]+\))?)")
+def _lmcache_version(boot: Boot, record: Record, found: Match) -> None:
+    boot.cache = replace(boot.cache_server(), version=boot.fact(_text(found[1]), record))
 
 
 @_form(r"Starting LMCache HTTP server", "LMCache HTTP")
@@ -568,7 +566,8 @@ def _lmcache_http(boot: Boot, _: Record, __: bytes) -> None:
     boot.cache_server()
 
 
-@_form(r"(?:lmcache\.mp\.)?hash_algorithm ?= ?|TokenHasher initialized: ", "hash_algorithm")
+@_form(r"(?:lmcache\.mp\.)?hash_algorithm ?= ?", "hash_algorithm")
+@_form(r"TokenHasher initialized: ", "TokenHasher")
 def _hasher(boot: Boot, record: Record, text: bytes) -> None:
     name = re.search(rb"hash_algorithm ?= ?(\w+)", text[:400])
     chunk = re.search(rb"chunk_size=(\d{1,15})", text[:400])
@@ -611,86 +610,69 @@ def _kernel_group(boot: Boot, _: Record, text: bytes) -> None:
     boot.cache = replace(boot.cache_server(), kernel_groups=len(boot.group_dump), engine_groups=engine_groups)
 
 
-_MOVED = re.compile(rb"(Stored|Retrieved) (\d{1,15}) tokens in ")
+@_matched(r"Stored \d+ tokens in ", " tokens in ", rb"Stored (\d{1,15}) tokens in ")
+def _stored(boot: Boot, record: Record, found: Match) -> None:
+    cache, tokens = boot.cache_server(), int(found[1])
+    boot.cache = replace(
+        cache,
+        stored_lines=cache.stored_lines + 1,
+        stored_tokens=cache.stored_tokens + tokens,
+        stored=(*cache.stored, boot.fact(tokens, record, "tokens"))[-MAX_NAMES:],
+    )
 
 
-@_form(r"(?:Stored|Retrieved) \d+ tokens in ", " tokens in ")
-def _moved(boot: Boot, record: Record, text: bytes) -> None:
-    found = _MOVED.match(text)
-    if found is None:
-        return
-    cache, tokens = boot.cache_server(), int(found[2])
-    fact = boot.fact(tokens, record, "tokens")
-    if found[1] == b"Stored":
-        boot.cache = replace(
-            cache,
-            stored_lines=cache.stored_lines + 1,
-            stored_tokens=cache.stored_tokens + tokens,
-            stored=(*cache.stored, fact)[-MAX_NAMES:],
-        )
-    else:
-        boot.cache = replace(
-            cache,
-            retrieved_lines=cache.retrieved_lines + 1,
-            retrieved_tokens=cache.retrieved_tokens + tokens,
-            retrieved=(*cache.retrieved, fact)[-MAX_NAMES:],
-        )
+@_matched(r"Retrieved \d+ tokens in ", " tokens in ", rb"Retrieved (\d{1,15}) tokens in ")
+def _retrieved(boot: Boot, record: Record, found: Match) -> None:
+    cache, tokens = boot.cache_server(), int(found[1])
+    boot.cache = replace(
+        cache,
+        retrieved_lines=cache.retrieved_lines + 1,
+        retrieved_tokens=cache.retrieved_tokens + tokens,
+        retrieved=(*cache.retrieved, boot.fact(tokens, record, "tokens"))[-MAX_NAMES:],
+    )
 
 
-_PREFETCH = re.compile(
-    rb"Prefetch request completed .{0,40}?(\d{1,15})/(\d{1,15}) retained keys \((\d{1,15}) L1, (\d{1,15}) L2\)"
+@_matched(
+    r"Prefetch request completed ",
+    "Prefetch request",
+    rb"Prefetch request completed .{0,40}?(\d{1,15})/(\d{1,15}) retained keys"
+    rb" \((\d{1,15}) L1, (\d{1,15}) L2\)",
 )
+def _prefetched(boot: Boot, record: Record, found: Match) -> None:
+    cache = boot.cache_server()
+    value = Prefetch(int(found[1]), int(found[2]), int(found[3]), int(found[4]))
+    boot.cache = replace(cache, prefetches=(*cache.prefetches, boot.fact(value, record))[-MAX_NAMES:])
 
 
-@_form(r"Prefetch request completed ", "Prefetch request")
-def _prefetched(boot: Boot, record: Record, text: bytes) -> None:
-    found = _PREFETCH.match(text)
-    if found is not None:
-        cache = boot.cache_server()
-        value = Prefetch(int(found[1]), int(found[2]), int(found[3]), int(found[4]))
-        prefetches = (*cache.prefetches, boot.fact(value, record))[-MAX_NAMES:]
-        boot.cache = replace(cache, prefetches=prefetches)
-
-
+UNKNOWN_START = (b" ", b"\xe2")
+"""A message may be drawn or indented: then a form begins anywhere in it."""
 STARTERS = frozenset({b"LLM engine ", b"API server version ", b"  version "})
 """Needles of the forms that a process prints once, when it starts."""
-_GATE = re.compile("|".join(f"(?P<f{index}>{form.start})" for index, form in enumerate(_FORMS)).encode())
-FORMLESS = re.compile(
-    rb"(?:(?:\((?P<writer>[A-Za-z][\w.-]{0,60} pid=\d{1,9})\) )?"
-    rb"(?:INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s:]{1,200}:\d+\] "
-    rb"|(?P<ansi>\x1b\[[0-9;]{1,8}m)?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\] LMCache (?:INFO|DEBUG):(?:\x1b\[0m)? )"
-    rb"(?![ \x1b\xe2]|" + "|".join(form.start for form in _FORMS).encode() + rb")"
-    rb"[^\r\x1b|\"]*(?:\x1b\[3m\([\w.:]+\)\x1b\[0m$)?(?P<cut>[^\n])?"
-)
-"""An engine's or a cache server's record below WARNING, if no form begins behind its header; `cut` begins what may be
-no longer the message."""
-_ROOTS = (
-    b"Model ", b"JIT", b" metrics: ", b" memory", b"Free mem", b" engine ", b"LLM engine", b"apturing", b"CUDA",
-    b"world", b"Overriding", b"nccl==", b" KV", b"version", b" cache ", b"prompt t", b"warmup s", b"exited u",
-    b"dispatching", b"Enforce ", b"Maximum ", b"[shutdow", b"block fo", b"Explicit", b"plugin", b" -> ", b"layer gr",
-    b"MCache ", b"ransfer ", b"Started ", b"startup ", b"hash_alg", b"Prefetch", b"Using ", b"KernelGr", b"TileLang",
-    b" tokens ",
-)  # fmt: skip
-"""Parts of the needles, each of which has one: nearly all text has none of them."""
-_BY_ROOT = tuple(
-    (root, tuple(one for one in enumerate(_FORMS) if next(r for r in _ROOTS if r in one[1].needle) == root))
-    for root in _ROOTS
-)
+_STARTS = "|".join(f"(?:{form.start})(?P<f{index}>)" for index, form in enumerate(_FORMS)).encode()
+_GATE = re.compile(_STARTS)
+HEADED = re.compile(PLAIN + b"(?P<at>)(?:(?P<drawn>[ \xe2])|" + _STARTS + b")?")
+"""A record that begins a line. Its last group is `at`, where the message begins, if no form begins there."""
+ANY_FORM = Needles([(form.needle, (index, form)) for index, form in enumerate(_FORMS)])
 
 
-def form_at_start(message: bytes) -> tuple[Form, int] | None:
+def form_at(message: bytes) -> Form | None:
     """The form of a message whose beginning is known."""
     found = _GATE.match(message)
-    return None if found is None or found.lastgroup is None else (_FORMS[int(found.lastgroup[1:])], 0)
+    return None if found is None else form_of(found)
+
+
+def form_of(found: Match) -> Form:
+    """The form that the last group of a match names."""
+    return _FORMS[int((found.lastgroup or "")[1:])]
 
 
 def form_anywhere(message: bytes) -> tuple[Form, int] | None:
     """The first form in text whose beginning is not known, with its position."""
-    first = form_at_start(message)
+    first = form_at(message)
     if first is not None:
-        return first
-    grouped = [one for root, group in _BY_ROOT if root in message for one in group if one[1].needle in message]
-    found = [(match.start(), index) for index, form in grouped if (match := form.pattern.search(message))]
+        return first, 0
+    candidates = ANY_FORM.found(message)
+    found = [(match.start(), index) for index, form in candidates if (match := form.pattern.search(message))]
     if not found:
         return None
     start, index = min(found)

@@ -30,10 +30,23 @@ _HEADER = (
     rb"(?P<level>" + _LEVELS + rb"):? (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?"
     rb" \[(?P<file>[^\]\s:]{1,200}):\d+\](?: |$)"
 )
+HEADER_START = b"|".join(level + rb":? \d" for level in _LEVELS.split(b"|"))
 _RECORD = re.compile(rb"(?:" + _PREFIX + rb")?" + _HEADER)
 _ANY_HEADER = re.compile(_HEADER)
 _ANY_PREFIX = re.compile(_PREFIX)
 _LAST_PREFIX = re.compile(_PREFIX + rb"$")
+PLAIN = (
+    rb"(?:\((?P<writer>[A-Za-z][\w.-]{0,60} pid=\d{1,9})\) )?(?P<level>" + _LEVELS + rb") "
+    rb"(?P<time>\d\d-\d\d \d\d:\d\d:\d\d) \[[^\] \t\n\r\f\v:\x1b]{1,200}:\d+\] "
+)
+"""The commonest beginning of a line: no envelope, then the header of one record."""
+CACHE_PLAIN = re.compile(
+    rb"(?:\x1b\[[0-9;]{1,8}m)?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\] LMCache (?:INFO|DEBUG):(?:\x1b\[0m)? "
+    rb"(?P<message>[^\x1b]*)(?:\x1b\[3m\([\w.:]+\)\x1b\[0m)?$"
+)
+"""A whole line of a cache server."""
+ENVELOPE = re.compile(rb"\{|\d{4}-\d\d-\d\dT|[A-Z][a-z]{2} [ \d]\d ")
+"""What a line in any envelope but compose's begins with."""
 _OTHER_LEVEL = re.compile(
     rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+\] LMCache (?P<lmcache>" + _LEVELS + rb"):? ?"
     rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ - (?P<plain>" + _LEVELS + rb") - "
@@ -117,7 +130,7 @@ class Unwrapper:
     def _inner(self, text: bytes) -> bytes:
         if b"\x1b" in text:
             self.seen.add("ansi")
-            text = _ANSI.sub(b"", text)
+            text = without_colours(text)
         if b" | " in text[:64]:
             compose = _COMPOSE.match(text)
             if compose is not None:
@@ -134,6 +147,10 @@ class Unwrapper:
                 self.seen.add("syslog")
                 text = text[syslog.end() :]
         return text
+
+
+def without_colours(text: bytes) -> bytes:
+    return _ANSI.sub(b"", text)
 
 
 def _docker(raw: bytes) -> tuple[bytes, bytes] | None:
@@ -160,14 +177,14 @@ def records(line: int, offset: int, segment: bytes) -> Iterable[Record]:
 
 def _glued_records(line: int, offset: int, segment: bytes) -> Iterator[Record]:
     """Records anywhere in a segment, with other text before, between and behind them."""
-    first = _RECORD.search(segment)
+    first = _RECORD.search(segment) if _ANY_HEADER.search(segment) else None
     if first is None:
         if segment.strip():
-            yield _bare(line, offset, segment)
+            yield bare_record(line, offset, segment)
         return
     glued = segment[: first.start()]
     if glued.strip() and not _envelope_like(glued):
-        yield _bare(line, offset, glued)
+        yield bare_record(line, offset, glued)
     while first is not None:
         rest = segment[first.end() :]
         # A second record behind the first one was written without a line end; both have their own header.
@@ -191,7 +208,8 @@ def _headed(line: int, offset: int, match: re.Match[bytes], message: bytes) -> R
     return Record(line, offset, message, process, int(pid), known, level.decode(), time.decode(), True)
 
 
-def _bare(line: int, offset: int, text: bytes) -> Record:
+def bare_record(line: int, offset: int, text: bytes) -> Record:
+    """The record of text without the engine's header; it may have a prefix and the level of another logger."""
     process, pid, rank = None, None, None
     if b"pid=" in text[:200]:
         prefix = _ANY_PREFIX.search(text, 0, 200)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -19,11 +20,33 @@ from typing import BinaryIO, cast
 
 from qualify.observe.bars import find_bar
 from qualify.observe.boot import MAX_FACTS, Boot
-from qualify.observe.errors import first_cause
+from qualify.observe.errors import ANY_ERROR, TRACEBACK, first_cause
 from qualify.observe.facts import EarlierBoot, Extent, LogFacts, Source
 from qualify.observe.finish import Finish
-from qualify.observe.forms import FORMLESS, STARTERS, form_anywhere, form_at_start, refuse
-from qualify.observe.layers import MAX_EXAMINED, Record, Unwrapper, records
+from qualify.observe.forms import (
+    ANY_FORM,
+    HEADED,
+    STARTERS,
+    UNKNOWN_START,
+    Form,
+    form_anywhere,
+    form_at,
+    form_of,
+    refuse,
+)
+from qualify.observe.layers import (
+    CACHE_PLAIN,
+    ENVELOPE,
+    HEADER_START,
+    MAX_EXAMINED,
+    Record,
+    Unwrapper,
+    bare_record,
+    rank_of,
+    records,
+    without_colours,
+)
+from qualify.observe.needles import any_of
 
 CHUNK = 1 << 20
 MAX_BUFFERED = 1 << 21
@@ -34,12 +57,15 @@ _HTTP = b" HTTP/1."
 _SERVED = b' HTTP/1.1" 200 OK'
 _MARKS = (b"\r", b"%|", b"]", b"Error")
 """What a record or a bar before an access line in the same physical line has at least one of."""
-_EXITED = b"exited unexpectedly"
-"""The one text that is an error at any level."""
 _PARTIAL = (b" stdout P ", b" stderr P ")
-_EXITED = b"exited unexpectedly"
-"""The one text that is an error at any level."""
-_PARTIAL = (b" stdout P ", b" stderr P ")
+_LOUD = (b"WARNING", b"ERROR", b"CRITICAL", b"FATAL")
+_MORE = any_of((b"\r", b"\x1b", b"%|", b"pid=", _HTTP, b"exited unexpectedly"))
+"""What a message with a header has that may be more than one message, or an error at any level."""
+_PARTS = (b"\r", b"\x1b", b"|", b"pid=", _HTTP)
+_MANY = re.compile(any_of(_PARTS).pattern + b"|" + HEADER_START)
+"""What a line without a header has that may be more than one message, or in an envelope."""
+_SPEAKS = re.compile(any_of((*_PARTS, *_LOUD, TRACEBACK, *ANY_ERROR.all, *ANY_FORM.all)).pattern + b"|" + HEADER_START)
+"""What a line without a header has that may say anything."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -137,21 +163,30 @@ class Reader:
         self._tail = self._tail[len(piece) :]
 
     def _block(self, block: bytes) -> None:
-        number, offset = self._lines, self._offset
+        number, offset = self._lines + 1, self._offset
         lines = block.split(b"\n")
         lines.pop()
         before = list(accumulate(map(len, lines), initial=0))
+        text = block
+        if b"\r" in block:
+            text = block.replace(b"\r\n", b"\n")
+            lines = text.split(b"\n")
+            lines.pop()
         if self._skipping:
             lines[0] = b""  # the rest of a line whose beginning was examined
             self._skipping = False
         self._inside_line = False
         previous = -1
-        calm = _EXITED not in block
-        for index, line in self._unusual(block, lines):
-            self._answer(index - previous - 1)
+        for index, line in self._unusual(text, lines):
+            if index > previous + 1:
+                self._answer(index - previous - 1)
             previous = index
-            if line and not (calm and self._says_nothing(line)):
-                self._full(number + index + 1, offset + before[index] + index, line)
+            if line:
+                row, start = number + index, offset + before[index] + index
+                # The short ways past the layers give what the long way gives.
+                short = len(line) <= MAX_EXAMINED
+                if not (short and (self._headed(row, start, line) or self._unheaded(row, start, line))):
+                    self._full(row, start, line)
         self._answer(len(lines) - previous - 1)
         self._note_last(lines, before)
         self._lines += len(lines)
@@ -160,6 +195,9 @@ class Reader:
     def _unusual(self, block: bytes, lines: list[bytes]) -> Iterator[tuple[int, bytes]]:
         """The lines that need to be taken apart; the others are successful requests, nearly all of a long log."""
         rest = [(index, line) for index, line in enumerate(lines) if not line.endswith(_SERVED)]
+        if len(rest) == len(lines):
+            yield from rest
+            return
         # Counting over the whole block is far cheaper than looking for the marks in every line, if access lines abound.
         if (
             len(rest) < len(lines) // 2
@@ -187,36 +225,50 @@ class Reader:
                 self._last = (self._lines + index + 1, start, lines[index][-1000:])
                 return
 
-    def _says_nothing(self, line: bytes) -> bool:
-        """Count a line that is one whole record below WARNING, of a writer that is known, and that no form fits.
+    def _headed(self, number: int, offset: int, line: bytes) -> bool:
+        """Take a line that is one record with the engine's header; False if it may be anything else."""
+        head = HEADED.match(line)
+        if head is None or _MORE.search(line, head.end("at")):
+            return False
+        boot, kind = self._boot, head.lastgroup
+        writer, level, time = head.group(1, 2, 3)
+        process, pid, rank = _writer(writer)
+        known = pid is None or boot.processes.get(pid) == process
+        calm = known and pid not in boot.errors.open and kind != "drawn"
+        if calm and level != b"INFO":
+            calm = boot.errors.pass_over(level, line)
+        boot.events += 1
+        if calm and kind == "at":
+            return True  # most records of an engine are such; making records of them takes five times as long
+        message = line[head.end("at") :]
+        record = Record(number, offset, message, process, pid, rank, level.decode(), time.decode(), True)
+        if calm:
+            self._fit(form_of(head), record, message)
+        else:
+            self._take(record)
+        return True
 
-        Most lines of an engine are such; this costs a tenth of taking them apart, and must not change any fact.
-        """
-        head = FORMLESS.match(line)
-        if head is None or len(line) > MAX_EXAMINED:
+    def _unheaded(self, number: int, offset: int, line: bytes) -> bool:
+        """Take a line that is one message, not of the engine's logger; False if it may be anything else."""
+        if line.isspace():
+            return True
+        cache = CACHE_PLAIN.match(line)
+        if cache is None and ENVELOPE.match(line):
             return False
-        writer, ansi, cut = head.groups()
-        if cut is not None and (b"\x1b" in line or b"\r" in line or b"%|" in line or b' "' in line):
-            return False  # a bar, an answer, or colours within the message
-        boot, pid = self._boot, None
-        if writer is not None:
-            pid, name = _writer(writer)
-            if boot.processes.get(pid) != name or line.count(b"pid=") > 1:
-                return False
-        elif b"pid=" in line or b"hash_algorithm" in line or line.count(b"LMCache ") > 1:
-            return False
-        if pid in boot.errors.open:
+        boot = self._boot
+        begin, end = (0, len(line)) if cache is None else cache.span("message")
+        says = None in boot.errors.open or _SPEAKS.search(line, begin, end)
+        if says and _MANY.search(line, begin, end):
             return False
         boot.events += 1
-        if ansi is not None:
+        if says:
+            self._take(bare_record(number, offset, line if cache is None else without_colours(line)))
+        if cache is not None and b"\x1b" in line:
             self._unwrapper.seen.add("ansi")
         return True
 
     def _full(self, number: int, offset: int, raw: bytes) -> None:
-        """One physical line through all layers, of which a line that begins with its process has none."""
-        if raw[0] == 40 and len(raw) <= MAX_EXAMINED and not (b"\r" in raw or b"\x1b" in raw or b"%|" in raw):
-            self._records(number, offset, raw)
-            return
+        """One physical line through all layers."""
         unwrapped = self._unwrapper.unwrap(number, offset, raw)
         if unwrapped is not None:
             line, start, text = unwrapped
@@ -236,10 +288,10 @@ class Reader:
             segment = segment[:MAX_EXAMINED]
         # Several bars may stand in one segment when a writer does not return the carriage.
         while (drawn := find_bar(segment)) is not None:
+            bar, before, segment = drawn
             self._bare_bar = self._bare_bar or bare
-            self._records(line, offset, drawn.before)
-            self._boot.draw(drawn.bar, Source(self._label, line, offset))
-            segment = drawn.after
+            self._records(line, offset, before)
+            self._boot.draw(bar, Source(self._label, line, offset))
         self._records(line, offset, segment)
 
     def _records(self, line: int, offset: int, segment: bytes) -> None:
@@ -249,6 +301,7 @@ class Reader:
             self._record(record)
 
     def _record(self, record: Record) -> None:
+        """Take one record from anywhere in a line; the answer to a request is counted only."""
         boot, message = self._boot, record.message
         boot.events += 1
         if _HTTP in message and (not record.headed or b' - "' in message):
@@ -257,6 +310,10 @@ class Reader:
                 boot.http[status] = boot.http.get(status, 0) + 1
                 if b"Error" not in message or status != 200:
                     return
+        self._take(record)
+
+    def _take(self, record: Record) -> None:
+        boot, message = self._boot, record.message
         if record.pid is not None and boot.processes.get(record.pid) != record.process:
             boot.meet(record)
         erred = boot.errors.see(record, self._label, boot.phase)
@@ -264,17 +321,20 @@ class Reader:
             boot.note_fatal()
             if b"max seq len" in message:
                 refuse(boot, record, message)
-        if record.headed and message[:1] not in (b" ", b"\xe2"):
-            found = form_at_start(message)
-        elif erred:
-            return
-        else:
+        if record.headed and not message.startswith(UNKNOWN_START):
+            form = form_at(message)
+            if form is not None:
+                self._fit(form, record, message)
+        elif not erred:
             found = form_anywhere(message)
-        if found is not None:
-            form, at = found
-            if form.needle in STARTERS:
-                self._start(f"{form.start}:{record.process}", record)
-            form.handler(self._boot, record, message[at:])
+            if found is not None:
+                self._fit(found[0], record, message[found[1] :])
+
+    def _fit(self, form: Form, record: Record, text: bytes) -> None:
+        """Take what a text says, which begins with its form."""
+        if form.needle in STARTERS:
+            self._start(f"{form.start}:{record.process}", record)
+        form.handler(self._boot, record, text)
 
     def _start(self, key: str, record: Record) -> None:
         """A process that starts a second time begins a new boot."""
@@ -304,10 +364,12 @@ def _served(line: bytes) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _writer(text: bytes) -> tuple[int, str]:
-    """Pid and name of a writer such as `Worker_TP0 pid=7`."""
-    name, _, pid = text.rpartition(b" pid=")
-    return int(pid), name.decode()
+def _writer(text: bytes | None) -> tuple[str | None, int | None, int | None]:
+    """Process, pid and rank of a writer such as `Worker_TP0 pid=7`."""
+    if text is None:
+        return None, None, None
+    process, _, pid = text.decode().rpartition(" pid=")
+    return process, int(pid), rank_of(process)
 
 
 def _without_cut_number(text: bytes) -> bytes:
