@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import pytest
-from faults import cuda
 from hypothesis import given
 from hypothesis import strategies as st
 from qualify import profiles
 from qualify.expect import expect, external_tokens, fullest_step, pairs, render
+from qualify.profiles import Storage
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_prediction_is_readable() -> None:
 
 def test_graphs_and_reservation_of_a_gpu_profile_are_predicted() -> None:
     """The sets of the real run that the rule was taken from: 9 PIECEWISE, 7 FULL, 6 of the drafter, by size."""
-    lines = render(expect(cuda.profile())).splitlines()
+    lines = render(expect(profiles.load("gpu-tp2-ds4-mini"))).splitlines()
     speculative = lines[lines.index(next(line for line in lines if "dspark K5" in line)) + 1 :]
     assert [line.strip() for line in speculative[:7]] == [
         "target PIECEWISE: 9: 1, 2, 4, 8, 16, 24, 32, 40, 48",
@@ -61,11 +61,17 @@ def test_graphs_and_reservation_of_a_gpu_profile_are_predicted() -> None:
 
 def test_pairs_differ_in_the_plugin_alone() -> None:
     """A boot with another cache or drafter is not the other side of a comparison."""
-    assert [(on.name, off.name) for on, off in pairs(cuda.profile())] == [("control", "stock")]
-    odd = cuda.profile_of(
-        cuda.PROFILE.replace("plugin = false", 'plugin = false\ncache = "empty"').replace('"kv.control", ', "")
-    )
-    assert pairs(odd) == ()
+    profile = profiles.load("gpu-tp2-ds4-mini")
+    *others, stock = profile.boots
+    for cache, speculation, sides in (
+        (Storage.NONE, False, [("control", "stock")]),
+        (Storage.NONE, True, [("speculative", "stock")]),
+        (Storage.EMPTY, True, []),
+        (Storage.KEPT, False, []),
+    ):
+        other = stock.model_copy(update={"cache": cache, "speculation": speculation})
+        found = pairs(profile.model_copy(update={"boots": (*others, other)}))
+        assert [(on.name, off.name) for on, off in found] == sides
 
 
 def test_a_parallel_drafter_keeps_slots_of_the_fullest_step() -> None:
@@ -73,3 +79,11 @@ def test_a_parallel_drafter_keeps_slots_of_the_fullest_step() -> None:
     profile = profiles.load("gpu-tp2-ds4-mini")
     found = {boot.name: fullest_step(profile, boot) for boot in profile.boots}
     assert (found["control"], found["speculative"]) == (4096, 4092)
+
+
+def test_restores_are_predicted_only_where_there_is_a_cache() -> None:
+    """A profile without a cache server restores nothing."""
+    assert expect(profiles.load("gpu-tp2-ds4-mini")).restores
+    plain = profiles.load("gpu-tp1-ds4-memory")
+    assert not expect(plain).restores
+    assert "restored" not in render(expect(plain))

@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "kv")]
 
 from faults import catalogue, engine, mutations, suite  # noqa: E402
-from faults.lab import RUN_VARIABLE, Lab, newest_run  # noqa: E402
+from faults.lab import CPU, RUN_VARIABLE, Lab, newest_run  # noqa: E402
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
         return 0
     run = newest_run()
     if run is None:
-        print(f"error: no receipt of cpu-smoke to break: make one, or name a run with {RUN_VARIABLE}", file=sys.stderr)
+        print(f"error: no receipt of {CPU} to break: make one, or name a run with {RUN_VARIABLE}", file=sys.stderr)
         return 2
     seed = random.SystemRandom().randrange(1, 10**6) if options.seed is None else options.seed
     print(f"seed {seed}")

@@ -16,9 +16,9 @@ SEED = 1
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from faults.lab import RUN_VARIABLE, Lab, newest_run
+    from faults.lab import CPU, RUN_VARIABLE, Lab, newest_run
 
     run = newest_run()
     if run is None:
-        pytest.skip(f"no receipt of cpu-smoke to break; name a run with {RUN_VARIABLE}")
+        pytest.skip(f"no receipt of {CPU} to break; name a run with {RUN_VARIABLE}")
     return Lab(run, SEED, tmp_path_factory.mktemp("faults"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The evidence of a real run that passed, changed in memory and judged again."""
+"""The evidence of real runs that passed, changed in memory and judged again."""
 
 from __future__ import annotations
 
@@ -7,28 +7,41 @@ import gzip
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from qualify.claims.derive import derive
-from qualify.claims.model import Claim
+from qualify.claims.model import Claim, ClaimId
 from qualify.evidence import FolderSource, MappingSource, compress
 from qualify.profiles import Profile
 from qualify.receipt.model import EVIDENCE, PROFILE, STATEMENT, Receipt
 
 ROOT = Path(__file__).parents[2]
 RUN_VARIABLE = "QUALIFY_FAULTS_RUN"
+CPU, GPU = "cpu-smoke", "gpu-tp2-ds4-mini"
+"""The profiles whose runs are broken."""
+
+ON_GPU = (ClaimId.GRAPHS_CAPTURE, ClaimId.PLUGIN_ACTIVE, ClaimId.MEMORY_ADMISSION, ClaimId.KV_RESTORE)
+"""What a run on GPUs is broken for; the other claims look there for nothing that they do not find in a run on CPUs."""
 
 
-def newest_run() -> Path | None:
-    """The run whose evidence is broken: $QUALIFY_FAULTS_RUN, else the newest committed receipt of cpu-smoke."""
-    if chosen := os.environ.get(RUN_VARIABLE):
+def newest_run(profile: str = CPU) -> Path | None:
+    """The newest committed receipt of a profile. For cpu-smoke $QUALIFY_FAULTS_RUN names another run."""
+    if profile == CPU and (chosen := os.environ.get(RUN_VARIABLE)):
         return Path(chosen)
-    committed = sorted((ROOT / "receipts" / "cpu-smoke").glob(f"*/{STATEMENT}"))
+    committed = sorted((ROOT / "receipts" / profile).glob(f"*/{STATEMENT}"))
     return committed[-1].parent if committed else None
+
+
+def gpu_lab(seed: int, scratch: Path) -> Lab:
+    """The newest run on two GPUs, judged for ON_GPU alone. Raises FileNotFoundError where no receipt of one is."""
+    run = newest_run(GPU)
+    if run is None:
+        raise FileNotFoundError(f"no receipt of {GPU} to break: commit one")
+    return Lab(run, seed, scratch, ON_GPU)
 
 
 @dataclass
@@ -72,13 +85,26 @@ class Tree:
 Tamper = Callable[[Tree], object]
 
 
+def of_claims(profile: Profile, wanted: Collection[ClaimId]) -> Profile:
+    """The profile that asks for no other claims."""
+    asked = profile.claims
+    kept = asked.model_copy(
+        update={
+            "required": tuple(one for one in asked.required if one in wanted),
+            "optional": tuple(one for one in asked.optional if one in wanted),
+        }
+    )
+    return profile.model_copy(update={"claims": kept})
+
+
 @dataclass
 class Lab:
-    """One real run, a seed, and a folder for what a fault has to write."""
+    """One real run, a seed, a folder for what a fault has to write, and the claims that are judged."""
 
     run: Path
     seed: int
     scratch: Path
+    claims: tuple[ClaimId, ...] = tuple(ClaimId)
     _folders: int = field(default=0)
 
     @cached_property
@@ -87,7 +113,12 @@ class Lab:
 
     @cached_property
     def profile(self) -> Profile:
-        return Profile.model_validate_json((self.run / PROFILE).read_bytes())
+        return of_claims(Profile.model_validate_json((self.run / PROFILE).read_bytes()), self.claims)
+
+    @cached_property
+    def gpu(self) -> Lab:
+        """The same seed on the run on GPUs."""
+        return gpu_lab(self.seed, self.folder())
 
     @cached_property
     def files(self) -> dict[str, bytes]:
@@ -114,14 +145,7 @@ class Lab:
         if profile is None and files.keys() == self.files.keys():
             changed = {path for path, content in files.items() if content != self.files[path]}
             stale = {c.id for c in self.untouched if changed & {reference.path for reference in c.evidence}}
-            claims = wanted.claims
-            kept = claims.model_copy(
-                update={
-                    "required": tuple(one for one in claims.required if one in stale),
-                    "optional": tuple(one for one in claims.optional if one in stale),
-                }
-            )
-            again = derive(MappingSource(files), wanted.model_copy(update={"claims": kept}))
+            again = derive(MappingSource(files), of_claims(wanted, stale))
             return tuple(new if new.id in stale else old for old, new in zip(self.untouched, again, strict=True))
         return derive(MappingSource(files), wanted)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from faults import device, evidence, kv, live, memory, receipts, throughput
+from faults import device, evidence, kv, latent, live, memory, receipts, throughput
 from faults.lab import Lab
 from faults.model import Fault, Group, Verdicts
 
@@ -15,6 +15,7 @@ FAULTS: tuple[Fault, ...] = (
     *evidence.FAULTS,
     *live.FAULTS,
     *kv.FAULTS,
+    *latent.FAULTS,
     *throughput.FAULTS,
     *memory.FAULTS,
     *device.FAULTS,

@@ -261,6 +261,9 @@ def _groups(
     differing: set[Place],
     short: set[Place],
 ) -> Iterable[GroupResult]:
+    cold: dict[tuple[int, int], list[Place]] = {}
+    for place in before:
+        cold.setdefault((place.rank, place.group), []).append(place)
     for capture in captures:
         computed = max((request.computed_tokens for request in capture.requests), default=0)
         for group in sorted({tensor.group for tensor in capture.tensors}):
@@ -280,7 +283,9 @@ def _groups(
                 mismatches=sum(place in differing for place in here),
                 no_cold=sum(place not in before for place in here),
                 short=sum((place.rank, place.group) == (capture.rank, group) for place in short),
-                not_retained=sum(_below(place, capture.rank, group, computed, after, tensors[0]) for place in before),
+                not_retained=sum(
+                    _below(place, computed, after, tensors[0]) for place in cold.get((capture.rank, group), ())
+                ),
                 cold_root=_root((place, before.get(place, "")) for place in here),
                 restored_root=_root((place, after[place]) for place in here),
             )
@@ -290,10 +295,10 @@ def _bytes(place: Place, tensor: KvTensor) -> int:
     return tensor.block_bytes * place.tokens // tensor.tokens_per_block
 
 
-def _below(place: Place, rank: int, group: int, computed: int, after: Digests, tensor: KvTensor) -> bool:
+def _below(place: Place, computed: int, after: Digests, tensor: KvTensor) -> bool:
     """Whether a full cold block below the restored length was not restored."""
-    here = (place.rank, place.group) == (rank, group) and place.tokens == tensor.tokens_per_block
-    return here and (place.block + 1) * place.tokens <= computed and place not in after
+    full = place.tokens == tensor.tokens_per_block
+    return full and (place.block + 1) * place.tokens <= computed and place not in after
 
 
 def _root(digests: Iterable[tuple[Place, str]]) -> str:
