@@ -13,7 +13,7 @@ from qualify.claims.model import Judgement, Status, worst
 from qualify.evidence import Evidence, MappingSource, MissingEvidence
 from qualify.profiles import Profile
 from qualify.reasons import ReasonCode
-from qualify.targets.command import EXTENSION_PATH
+from qualify.targets.command import CONTAINER_WORK, EXTENSION_PATH
 
 PROFILE = profiles.load("cpu-smoke")
 BOOTS = [f"boots/{index:02d}-{boot.name}" for index, boot in enumerate(PROFILE.boots, 1)]
@@ -217,5 +217,5 @@ def test_a_container_names_its_working_directory_as_it_is() -> None:
     """In a container the extension lies at a fixed place; that is the same promise."""
     found = documents()
     for folder in BOOTS:
-        found[f"{folder}/boot.json"]["processes"][0]["environment"]["PYTHONPATH"] = f"{pins.IMAGE_WORK}/extension"
+        found[f"{folder}/boot.json"]["processes"][0]["environment"]["PYTHONPATH"] = f"{CONTAINER_WORK}/extension"
     assert outcome(judge(found))[0] is Status.PASSED
