@@ -20,5 +20,5 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     run = newest_run()
     if run is None:
-        pytest.skip(f"no receipt of {CPU} to break; name a run with {RUN_VARIABLE}")
+        pytest.fail(f"no receipt of {CPU} to break; name a run with {RUN_VARIABLE}")
     return Lab(run, SEED, tmp_path_factory.mktemp("faults"))

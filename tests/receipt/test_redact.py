@@ -105,11 +105,11 @@ def test_folders_of_the_run_get_names(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(redact, "_addresses", lambda: ["2001:db8::17"])
     root = tmp_path / "evidence"
     root.mkdir()
-    line = f"{tmp_path}/work/engine on node-17 at 2001:db8::17, not node-171\n".encode()
+    line = f"{tmp_path}/job/engine on node-17 at 2001:db8::17, not node-171\n".encode()
     (root / "engine.log.gz").write_bytes(compress(line))
     (root / "plain.json").write_text('{"kept": 1}')
     (root / "tensor.bin").write_bytes(b"\0" + line)
-    redaction = scrub_folder(root, {"bundle": tmp_path, "work": tmp_path / "work"})
+    redaction = scrub_folder(root, {"bundle": tmp_path, "work": tmp_path / "job"})
     text = gzip.decompress((root / "engine.log.gz").read_bytes()).decode()
     assert text == "<work>/engine on <host> at <address>, not node-171\n"
     assert redaction.replaced == {"address": 1, "host": 1, "work": 1}
