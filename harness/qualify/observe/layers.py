@@ -17,7 +17,7 @@ MAX_EXAMINED = 1 << 16
 """Bytes of one line that are looked at. The longest useful line, the engine's dump, has about 8 KiB."""
 
 _ANSI = re.compile(rb"\x1b(?:\[[0-9;?]*[ -/]*[@-~]?|[@-Z\\^_])?")
-_DOCKER = (b'{"log":', b'{"stream":', b'{"time":', b'{"attrs":')
+DOCKER = (b'{"log":', b'{"stream":', b'{"time":', b'{"attrs":')
 _TIME = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)"
 _CRI = re.compile(_TIME + rb" (stdout|stderr) ([PF])(?:$| )")
 _STAMP = re.compile(_TIME + rb"(?:$| )")
@@ -94,7 +94,7 @@ class Unwrapper:
 
     def unwrap(self, line: int, offset: int, raw: bytes) -> tuple[int, int, bytes] | None:
         """The line without envelopes, with the place where it began; None while its end is missing."""
-        if raw.startswith(_DOCKER):
+        if raw.startswith(DOCKER):
             decoded = _docker(raw)
             if decoded is not None:
                 self.seen.add("dockerJson")

@@ -36,6 +36,7 @@ from qualify.observe.forms import (
 )
 from qualify.observe.layers import (
     CACHE_PLAIN,
+    DOCKER,
     ENVELOPE,
     HEADER_START,
     MAX_EXAMINED,
@@ -203,6 +204,7 @@ class Reader:
             len(rest) < len(lines) // 2
             and not self._unwrapper.waiting
             and not any(mark in block for mark in _PARTIAL)
+            and not any(line.startswith(DOCKER) for _, line in rest)  # it may be a part of a record, too
             and _hold_all_marks(block, rest)
         ):
             yield from rest
