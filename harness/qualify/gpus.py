@@ -117,7 +117,8 @@ def allowed(seen: tuple[Seen, ...], visible: str | None) -> tuple[Seen, ...]:
     for name in names:
         if name not in known:
             raise PreflightError(f"{VISIBLE} names {name}, which no GPU here has", remedy="see nvidia-smi -L")
-    return tuple(known[name] for name in names)
+    # A GPU that is named twice is one GPU, and must not serve two ranks.
+    return tuple({known[name].uuid: known[name] for name in names}.values())
 
 
 def is_idle(gpu: Seen, found: tuple[User, ...]) -> bool:

@@ -59,7 +59,13 @@ def test_slow_downs_by_name(mask: str, names: tuple[str, ...] | None) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "uuids"),
-    [(None, ("GPU-aaa", "GPU-bbb")), ("1", ("GPU-bbb",)), ("GPU-bbb, 0", ("GPU-bbb", "GPU-aaa")), ("", ())],
+    [
+        (None, ("GPU-aaa", "GPU-bbb")),
+        ("1", ("GPU-bbb",)),
+        ("GPU-bbb, 0", ("GPU-bbb", "GPU-aaa")),
+        ("", ()),
+        ("0,GPU-aaa", ("GPU-aaa",)),
+    ],
 )
 def test_the_usual_variable_limits_the_choice(visible: str | None, uuids: tuple[str, ...]) -> None:
     """As for any CUDA program: numbers or UUIDs, in their order; set and empty means none."""

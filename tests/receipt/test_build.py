@@ -12,13 +12,14 @@ import pytest
 from qualify.claims.model import ClaimId
 from qualify.errors import EvidenceError, ExitCode
 from qualify.evidence import EvidenceWriter
-from qualify.profiles import Profile
+from qualify.profiles import Boot, Probe, Profile
 from qualify.receipt.build import Derive, build
 from qualify.receipt.canonical import parse
+from qualify.receipt.caveats import limitations
 from qualify.receipt.model import STATEMENT, Identity, Image, Receipt, Result
 from qualify.receipt.verdict import exit_code
 from qualify.receipt.verify import review
-from qualify.records import Failure, Outcome, Run
+from qualify.records import Failure, Harness, Outcome, Run
 
 Make = Callable[..., Path]
 
@@ -140,3 +141,25 @@ def test_build_needs_evidence(tmp_path: Path, profile: Profile, derive: Derive) 
     """An empty folder is refused with one line."""
     with pytest.raises(EvidenceError):
         build(tmp_path / "nothing", profile, derive=derive)
+
+
+@pytest.mark.parametrize(
+    ("plugins", "text"),
+    [
+        ((True, False), "each configuration was booted once;"),
+        ((True, True, True, False), "boot-3: fewer than 3 equal boots;"),
+        ((True, True, True), None),
+    ],
+)
+def test_boots_without_an_interval_between_them_are_named(
+    profile: Profile, plugins: tuple[bool, ...], text: str | None
+) -> None:
+    """The reader is told which figures hold within a boot only."""
+    boots = tuple(
+        Boot(name=f"boot-{index}", plugin=plugin, probes=(Probe.THROUGHPUT,)) for index, plugin in enumerate(plugins)
+    )
+    harness = Harness(version="0", git_commit=None, clean=None)
+    run = Run(harness=harness, target="local", started_at="", finished_at="", outcome=Outcome.COMPLETED, phases=())
+    found = limitations(profile.model_copy(update={"boots": boots}), run, Identity.ENGINE, (), ())
+    texts = [caveat.text for caveat in found if caveat.id == "throughput.singleBoot"]
+    assert [one.split(" the intervals")[0] for one in texts] == ([] if text is None else [text])

@@ -221,17 +221,7 @@ def load(name_or_path: str) -> Profile:
 
 def parse(text: str, label: str) -> Profile:
     """The profile in `text`. Raises UsageError with `label`, line and key of the first error."""
-    try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also for numbers and nesting that no profile has
-        raise UsageError(f"profile {label} is not TOML: {error}", remedy="see docs/profile-reference.md") from None
-    if (base := data.pop("base", None)) is not None:
-        if base not in names():
-            raise UsageError(
-                f"profile {label}, line {_line_of(text, ['base'])}, base: there is no profile {base!r}",
-                remedy=f"use one of: {', '.join(names())}",
-            )
-        data = _merged(tomllib.loads((FOLDER / f"{base}.toml").read_text(encoding="utf-8")), data)
+    data = _table(text, label)
     try:
         return Profile.model_validate(data)
     except ValidationError as error:
@@ -245,6 +235,23 @@ def parse(text: str, label: str) -> Profile:
             f"profile {label}, line {line}, {'.'.join(key)}: {message}",
             remedy="see docs/profile-reference.md",
         ) from None
+
+
+def _table(text: str, label: str) -> dict[str, Any]:
+    """The keys that `text` sets, over those of the shipped profile that it changes. Raises UsageError."""
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also for numbers and nesting that no profile has
+        raise UsageError(f"profile {label} is not TOML: {error}", remedy="see docs/profile-reference.md") from None
+    base = data.pop("base", None)
+    if base is None:
+        return data
+    if base not in names():
+        raise UsageError(
+            f"profile {label}, line {_line_of(text, ['base'])}, base: there is no profile {base!r}",
+            remedy=f"use one of: {', '.join(names())}",
+        )
+    return _merged(_table((FOLDER / f"{base}.toml").read_text(encoding="utf-8"), base), data)
 
 
 def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -47,10 +47,11 @@ def _limitations(
             affects=(ClaimId.SERVE_TP, ClaimId.KV_RESTORE),
         )
     measured = [boot for boot in profile.boots if Probe.THROUGHPUT in boot.probes]
-    few = [equal for equal in equal_boots(measured) if len(equal) < ENOUGH_BOOTS]
+    groups = equal_boots(measured)
+    few = [equal for equal in groups if len(equal) < ENOUGH_BOOTS]
     if few:
         names = ", ".join(boot.name for equal in few for boot in equal)
-        once = all(len(equal) == 1 for equal in equal_boots(measured))
+        once = len(groups) == len(measured)
         what = "each configuration was booted once" if once else f"{names}: fewer than {ENOUGH_BOOTS} equal boots"
         yield Caveat(
             id="throughput.singleBoot",

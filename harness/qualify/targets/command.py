@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qualify.errors import PreflightError
+from qualify.gpus import VISIBLE
 from qualify.profiles import Boot, Graphs, Profile, Storage
 
 LOOPBACK = "127.0.0.1"
@@ -20,7 +21,7 @@ EXTENSION_PATH = "{work}/extension"
 CONTAINER_WORK = "/srv/qualify"
 """The working directory in a container, always the same, so that evidence names it as it is."""
 
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", VISIBLE, "CUDA_HOME")
 """All that a started process gets of the user's environment: what can change the engine is set by the profile."""
 
 QUIET = {
@@ -137,7 +138,7 @@ def engine(profile: Profile, boot: Boot, places: Places) -> Command:
 
 
 def visible(gpus: tuple[str, ...]) -> dict[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    return {VISIBLE: ",".join(gpus)} if gpus else {}
 
 
 def speculative_config(profile: Profile) -> dict[str, object]:
