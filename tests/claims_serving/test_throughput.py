@@ -278,6 +278,29 @@ def test_no_value_in_a_cell_breaks_the_judge(tmp_path: Path, data: st.DataObject
     judged(tmp_path, cells.profile_of(profiles.load("cpu-smoke"), cells.boot(True), 10), CLAIM)
 
 
+@pytest.mark.parametrize(
+    ("count", "planned", "expected"),
+    [
+        (48, 0.25, (Status.INVALID, {CODE.IDENTITY_BROKEN})),
+        (48, 0.18, (Status.PASSED, set())),
+        (240, 0.18, (Status.INVALID, {CODE.IDENTITY_BROKEN})),
+    ],
+    ids=["samples in time", "samples late", "samples late in a judged window"],
+)
+def test_an_idle_engine_is_excused_by_late_samples_of_a_short_window_only(
+    tmp_path: Path, count: int, planned: float, expected: tuple[Status, set[ReasonCode]]
+) -> None:
+    """Every third sample finds an idle engine, while the client waits for an answer; samples are 0.25 s apart."""
+    boot, plan = cells.boot(), Steps([100] * count, spacing=0.25)
+    cells.write(tmp_path, boot, run_record(), plan, sample_seconds=planned)
+    path = tmp_path / "boots/01-only/throughput/c1.json"
+    cell = json.loads(path.read_text())
+    for sample in cell["samples"][::3]:
+        sample["running"] = 0
+    path.write_text(json.dumps(cell))
+    assert verdict(judged(tmp_path, cells.profile_of(profiles.load("cpu-smoke"), boot, count / 4), CLAIM)) == expected
+
+
 def test_answers_of_one_token_are_named(tmp_path: Path) -> None:
     """Speculation on answers that repeat one token is easy, so the summary says how many there were."""
     boot = cells.boot()

@@ -33,7 +33,13 @@ BUSY_SHARE = 0.9
 """Share of the window in which the slots must have a request in flight."""
 LITTLE_SHARE = 0.02
 LITTLE_SHARE_SHORT = 0.1
-"""Tolerance of Little's law as a share of the concurrency, in judged and in shorter windows; two samples on top."""
+"""Tolerance of Little's law as a share of the concurrency, in judged and in shorter windows; two samples on top.
+
+A shorter window also grants the time for which its samples were late: on two shared cores the client may be off the CPU
+for a second, and its times of the requests are then off by as much.
+"""
+LATE_SHARE = 0.5
+"""Most that is granted, so that an engine that says it holds nothing is never believed."""
 COVERED_SHARE = 0.9
 """Share of the profile's window that the samples must span."""
 VARIABLE_DRAFTERS = frozenset({"ngram", "ngram_gpu", "suffix"})
@@ -369,7 +375,7 @@ def _little(subject: Subject) -> Check:
     """Requests that the engine says it holds lie between those decoding and those in flight by the client's times."""
     window, concurrency = subject.window, subject.cell.concurrency
     held = window.mean_gauge(lambda sample: (sample.running or 0) + (sample.waiting or 0))
-    share = LITTLE_SHARE if subject.judged else LITTLE_SHARE_SHORT
+    share = LITTLE_SHARE if subject.judged else LITTLE_SHARE_SHORT + min(LATE_SHARE, window.late())
     slack = concurrency * (share + 2 / len(subject.cell.samples))
     low = window.occupancy(lambda request: request.times.first_token) - slack
     high = window.occupancy(lambda request: request.times.sent) + slack

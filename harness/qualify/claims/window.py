@@ -56,6 +56,11 @@ class Window:
             longest = max(longest, current)
         return longest
 
+    def late(self) -> float:
+        """Share of the window by which samples came later than planned."""
+        planned = self.cell.sample_seconds
+        return math.fsum(max(0.0, spacing - planned) for spacing in self.spacings) / self.seconds
+
     def occupancy(self, began: Callable[[LoadRequest], float | None]) -> float:
         """Mean number of requests between `began` and their end within the window, by the client's own times."""
         start, end = self.cell.samples[0].at, self.cell.samples[-1].at
