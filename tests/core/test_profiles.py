@@ -15,8 +15,10 @@ SMOKE = (profiles.FOLDER / "cpu-smoke.toml").read_text()
 
 @pytest.mark.parametrize("name", profiles.names())
 def test_every_shipped_profile_loads(name: str) -> None:
-    """A shipped profile is valid and carries its own file name."""
-    assert profiles.load(name).name == name
+    """A shipped profile is valid, carries its own file name, and is resolved with every default written out."""
+    profile = profiles.load(name)
+    assert profile.name == name
+    assert profile.resolved() == profile.model_dump_json().encode()
 
 
 @pytest.mark.parametrize(

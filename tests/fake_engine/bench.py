@@ -115,5 +115,10 @@ def make_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeBench:
     return make
 
 
+def patience(faults: Faults) -> float:
+    """Seconds without a token until a stall: few where that is the fault, else more than a busy machine takes."""
+    return 0.9 if faults.stall_seconds else 5.0
+
+
 def ceiling_of(concurrency: int) -> Ceiling:
     return Ceiling(concurrency=concurrency, seconds=1.0, tokens=1_000_000, tokens_per_second=1e6)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine, Faults
-from fake_engine.bench import make_bench
+from fake_engine.bench import make_bench, patience
 from fake_engine.engine import SOUND
 from fake_engine.server import _Handler
 from qualify import profiles
@@ -140,7 +140,7 @@ def under_load(boot: Boot, faults: Faults) -> Callable[[Lab], Verdicts]:
 
     def act(lab: Lab) -> Verdicts:
         with pytest.MonkeyPatch.context() as patch:
-            bench = make_bench(lab.folder(), patch)(boot, step_seconds=0.002, stall_seconds=0.9)
+            bench = make_bench(lab.folder(), patch)(boot, step_seconds=0.002, stall_seconds=patience(faults))
             with contextlib.suppress(TargetError):
                 bench.visit(boot.name, faults)
             return verdicts([bench.claim(LOAD)])

@@ -15,7 +15,7 @@ import pytest
 from qualify.errors import UsageError
 from qualify.profiles import Profile
 from qualify.receipt import manifest, verify
-from qualify.receipt.build import Derive
+from qualify.receipt.build import Derive, build
 from qualify.receipt.canonical import canonical
 from qualify.receipt.model import MANIFEST, PREDICATE_TYPE, PROFILE, STATEMENT
 from qualify.receipt.verify import Assurance, Review, StepStatus, review
@@ -221,6 +221,17 @@ def test_another_profile_is_refused(bundle: Path, profile: Profile) -> None:
     rebind(bundle)
     number, detail = failed(review(bundle))
     assert (number, "the statement says" in detail) == (6, True)
+
+
+def test_a_receipt_older_than_a_field_of_the_profile_holds(make: Callable, profile: Profile, derive: Derive) -> None:
+    """What a later version added to profiles takes its default, and the digests are those of the older file."""
+    table = json.loads(profile.resolved())
+    del table["throughput"]["stall_seconds"]
+    older = json.dumps(table, separators=(",", ":"), ensure_ascii=False)
+    bundle = make()
+    build(bundle, Profile.model_validate_json(older), derive=derive)
+    assert (bundle / PROFILE).read_text() == older
+    assert review(bundle, derive=derive).verified
 
 
 def test_a_required_claim_cannot_be_made_optional(bundle: Path) -> None:

@@ -35,10 +35,10 @@ LITTLE_SHARE = 0.02
 LITTLE_SHARE_SHORT = 0.1
 """Tolerance of Little's law as a share of the concurrency, in judged and in shorter windows; two samples on top.
 
-A shorter window also grants the time for which its samples were late: on two shared cores the client may be off the CPU
-for a second, and its times of the requests are then off by as much.
+A shorter window also grants the time for which its samples were late by an interval or more: on two shared cores the
+client may be off the CPU for a second, and its times of the requests are then off by as much.
 """
-LATE_SHARE = 0.5
+LATE_SHARE = 0.3
 """Most that is granted, so that an engine that says it holds nothing is never believed."""
 COVERED_SHARE = 0.9
 """Share of the profile's window that the samples must span."""

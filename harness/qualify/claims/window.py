@@ -57,9 +57,9 @@ class Window:
         return longest
 
     def late(self) -> float:
-        """Share of the window by which samples came later than planned."""
+        """Share of the window for which samples that missed a whole interval or more were late."""
         planned = self.cell.sample_seconds
-        return math.fsum(max(0.0, spacing - planned) for spacing in self.spacings) / self.seconds
+        return math.fsum(spacing - planned for spacing in self.spacings if spacing >= 2 * planned) / self.seconds
 
     def occupancy(self, began: Callable[[LoadRequest], float | None]) -> float:
         """Mean number of requests between `began` and their end within the window, by the client's own times."""

@@ -193,9 +193,17 @@ class Profile(Section):
         if ClaimId.PLUGIN_ACTIVE in asked and self.engine.kind == "cpu":
             raise ValueError("engine.kind: plugin.active is asked for, and the CPU engine never uses the plugin")
 
+    def resolved(self) -> bytes:
+        """The profile as a receipt holds it: JSON with every default written out, without formatting and comments.
+
+        An older receipt has no field that was added since. It stays out here, so that the digest holds; so a new field
+        must default to what was done without it.
+        """
+        return self.model_dump_json(exclude_unset=True).encode()
+
     def digest(self) -> str:
-        """sha256 over the resolved profile, so that formatting and comments do not change it."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """sha256 over the resolved profile."""
+        return hashlib.sha256(self.resolved()).hexdigest()
 
 
 def names() -> tuple[str, ...]:
@@ -223,7 +231,8 @@ def parse(text: str, label: str) -> Profile:
     """The profile in `text`. Raises UsageError with `label`, line and key of the first error."""
     data = _table(text, label)
     try:
-        return Profile.model_validate(data)
+        given = Profile.model_validate(data)
+        return Profile.model_validate_json(given.model_dump_json())  # every default is now set, see `resolved`
     except ValidationError as error:
         first = error.errors()[0]
         key = [str(part) for part in first["loc"]]

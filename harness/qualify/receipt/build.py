@@ -64,7 +64,7 @@ def build(bundle: Path, profile: Profile, *, derive: Derive = derive_claims) -> 
 
     checkout = Path(__file__).parents[3]
     scrub_folder(bundle / EVIDENCE, {"bundle": bundle.absolute(), "checkout": checkout, "cwd": Path.cwd()})
-    write_atomically(bundle / PROFILE, profile.model_dump_json().encode())
+    write_atomically(bundle / PROFILE, profile.resolved())
     source = FolderSource(bundle / EVIDENCE)
     claims = derive(source, profile)
     draft = assemble(source, profile, claims, _reference(bundle))
