@@ -16,6 +16,8 @@ NO_GRAPHS = "the CPU engine records no CUDA graphs"
 Q_OUT_BYTES = 1024
 """Bytes of one row and padded head of q_out: 512 values of two bytes."""
 
+PREFILL_LENGTHS, PREFILL_SHORTEST, PREFILL_ANSWER_TOKENS = 24, 64, 16
+
 
 def external_tokens(prompt_tokens: int, chunk_tokens: int) -> int:
     """Prompt tokens that a restore takes from the cache: whole chunks, but the last token is always computed."""
@@ -81,6 +83,14 @@ def fullest_step(profile: Profile, boot: Boot) -> int:
     tokens = spec_tokens(profile, boot)
     slots = {"dspark": tokens - 1, "dflash": tokens, "draft_model": 1}.get(drafter(profile, boot) or "", 0)
     return profile.engine.max_num_batched_tokens - slots
+
+
+def prefill_lengths(profile: Profile) -> tuple[int, ...]:
+    """Prompt lengths of the prefill probe in tokens: by equal factors, up to the longest that the engine takes."""
+    longest = profile.engine.max_model_len - PREFILL_ANSWER_TOKENS
+    shortest = min(PREFILL_SHORTEST, longest)
+    steps = PREFILL_LENGTHS - 1
+    return tuple(round(shortest * (longest / shortest) ** (step / steps)) for step in range(PREFILL_LENGTHS))
 
 
 def pairs(profile: Profile) -> tuple[tuple[Boot, Boot], ...]:

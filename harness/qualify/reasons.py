@@ -262,8 +262,8 @@ CATALOGUE: dict[ReasonCode, Explanation] = {
         "fewer KV tokens were admitted than the profile demands", "give the engine more memory"
     ),
     ReasonCode.LOAD_TOO_SMALL: Explanation(
-        "no step of the load was as large as the engine allows, so its peak was never called for",
-        "add a prompt of engine.max_num_batched_tokens or more",
+        "no step of the load was as large as the engine allows, or a planned prompt was not computed",
+        "add a prompt of engine.max_num_batched_tokens or more; see prefill.json",
     ),
     ReasonCode.ADMISSION_UNEXPLAINED: Explanation(
         "the admitted KV bytes do not follow from the engine's own figures", "see the figures per rank"

@@ -13,6 +13,8 @@ from faults import device
 from faults.lab import Lab, Tamper, gpu_lab
 from qualify.claims import plugin
 from qualify.claims.model import Claim, ClaimId
+from qualify.expect import prefill_lengths
+from qualify.profiles import Probe
 from qualify.receipt.canonical import canonical
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +95,35 @@ def test_a_cache_server_on_the_device_is_not_the_engines_growth(gpu: Lab) -> Non
     """Beside one only the allocator is counted: the driver cannot tell the two apart."""
     more = device.ranks(device.memory_file(device.COLD), device.fuller)
     assert claim(gpu, ClaimId.MEMORY_ADMISSION, more).status == "passed"
+
+
+def with_prefill(gpu: Lab, *lost: int) -> Claim:
+    """memory.admission as if the boot `control` had asked for every length, but for the requests that were lost."""
+    control, *others = gpu.profile.boots
+    asked = control.model_copy(update={"probes": (*control.probes, Probe.PREFILL)})
+    profile = gpu.profile.model_copy(update={"boots": (asked, *others)})
+    times = {"intended": 0.0, "sent": 0.0, "firstToken": None, "ended": 1.0, "longestSilence": None}
+    planned = [(tokens, together) for together in (False, True) for tokens in prefill_lengths(profile)]
+    requests = [
+        {
+            "tokens": tokens,
+            "together": together,
+            "times": times,
+            "status": 500 if number in lost else 200,
+            "error": "HTTP 500" if number in lost else None,
+            "promptTokens": None if number in lost else tokens,
+            "completionTokens": None if number in lost else 16,
+        }
+        for number, (tokens, together) in enumerate(planned)
+    ]
+    content = json.dumps({"boot": "control", "requests": requests}).encode()
+    claims = gpu.derive({**gpu.files, f"{device.CONTROL}/prefill.json": content}, profile)
+    return next(one for one in claims if one.id is ClaimId.MEMORY_ADMISSION)
+
+
+def test_every_planned_prompt_counts(gpu: Lab) -> None:
+    """All of them: passed. One that was not computed, alone or among others: the load was too small, not a failure."""
+    assert with_prefill(gpu).status == "passed"
+    for lost in (0, 23, 24, 47):
+        found = with_prefill(gpu, lost)
+        assert (found.status, found.reason_codes) == ("inconclusive", ("load_too_small",))

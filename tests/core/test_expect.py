@@ -84,6 +84,6 @@ def test_a_parallel_drafter_keeps_slots_of_the_fullest_step() -> None:
 def test_restores_are_predicted_only_where_there_is_a_cache() -> None:
     """A profile without a cache server restores nothing."""
     assert expect(profiles.load("gpu-tp2-ds4-mini")).restores
-    plain = profiles.load("gpu-tp1-ds4-memory")
+    plain = profiles.load("gpu-tp1-ds4-steady")
     assert not expect(plain).restores
     assert "restored" not in render(expect(plain))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the serve and throughput probes against the stand-in engine and judges what they wrote."""
+"""Runs the serve, prefill and throughput probes against the stand-in engine and judges what they wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qualify.claims.model import Claim, ClaimId
 from qualify.evidence import EvidenceWriter, FolderSource
 from qualify.http import Client
 from qualify.load.ceiling import Ceiling
-from qualify.probes import serve, throughput
+from qualify.probes import prefill, serve, throughput
 from qualify.probes.workers import WORKERS, WorkerReport
 from qualify.profiles import Boot, Probe, Profile
 from qualify.records import RUN, Harness, Outcome, Run, boot_folder
@@ -24,7 +24,7 @@ from fake_engine.engine import SOUND, Faults
 from fake_engine.server import FakeEngine
 
 CLOCK = "2026-11-30T06:00:00Z"
-PROBES = {Probe.SERVE: serve.collect, Probe.THROUGHPUT: throughput.collect}
+PROBES = {Probe.SERVE: serve.collect, Probe.PREFILL: prefill.collect, Probe.THROUGHPUT: throughput.collect}
 
 
 def run_record(target: str = "local", outcome: Outcome = Outcome.COMPLETED) -> Run:

@@ -13,18 +13,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from qualify.claims.boots import visited, worker_reports
+from qualify.claims.boots import require_boot, visited, worker_reports
 from qualify.claims.graph_counts import under_load
 from qualify.claims.model import Check, Judgement, Status, check
 from qualify.evidence import Evidence
-from qualify.expect import fullest_step, pairs
+from qualify.expect import fullest_step, pairs, prefill_lengths
 from qualify.model import Record
 from qualify.observe import log, metrics
 from qualify.observe.facts import LogFacts
 from qualify.probes.graph_records import GraphReport, graphs_file
+from qualify.probes.load_records import PREFILL, Prefill
 from qualify.probes.moments import LOADED, READY
 from qualify.probes.workers import ADMISSION, KvCache, MemoryReport, WorkerReport, memory_file
-from qualify.profiles import Boot, Profile, Storage
+from qualify.profiles import Boot, Probe, Profile, Storage
 from qualify.reasons import ReasonCode
 
 INFO = "vllm:cache_config_info"
@@ -73,7 +74,9 @@ def judge(evidence: Evidence, profile: Profile) -> Judgement:
         for name, one in on_device.items():
             checks += [*_complete(one, profile), *_explained(one, profile)]
             checks += [] if name in stock else list(_growth_checks(one))
-        checks.append(_filled([pair for pair in boots if pair[0].name not in stock], evidence, profile))
+        judged = [pair for pair in boots if pair[0].name not in stock]
+        checks.append(_filled(judged, evidence, profile))
+        checks += [_served(evidence, boot, folder, profile) for boot, folder in judged if Probe.PREFILL in boot.probes]
         both = [(on_device[on.name], on_device[off.name]) for on, off in pairs(profile)]
         checks += [item for on, off in both for item in _counted(on, off, workers)]
         compared = [row for on, off in both for row in _difference(on, off, workers)]
@@ -278,6 +281,24 @@ def _filled(boots: list[tuple[Boot, str]], evidence: Evidence, profile: Profile)
         where=", ".join(allowed),
         observed=largest,
         expected=allowed,
+        otherwise=Status.INCONCLUSIVE,
+    )
+
+
+def _served(evidence: Evidence, boot: Boot, folder: str, profile: Profile) -> Check:
+    """Every length that the prefill probe was to ask for was computed, alone and together with the others."""
+    path = f"{folder}/{PREFILL}"
+    found = evidence.record(path, Prefill)
+    require_boot(path, [found.boot], boot)
+    planned = [(tokens, together) for together in (False, True) for tokens in prefill_lengths(profile)]
+    served = [(one.prompt_tokens, one.together) for one in found.requests if one.error is None]
+    return check(
+        "prompts of every planned length were computed",
+        served == planned,
+        ReasonCode.LOAD_TOO_SMALL,
+        where=boot.name,
+        observed=len(served),
+        expected=len(planned),
         otherwise=Status.INCONCLUSIVE,
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evidence of the serve and throughput probes, and the names of its files below a boot's folder."""
+"""Evidence of the serve, prefill and throughput probes, and the names of its files below a boot's folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from qualify.model import Record
 from qualify.records import GpuSample
 
 SERVE = "serve.json"
+PREFILL = "prefill.json"
 
 
 def cell_file(concurrency: int) -> str:
@@ -43,6 +44,25 @@ class Served(Record):
     model: str
     models: tuple[str, ...]
     requests: tuple[ServedRequest, ...]
+
+
+class PrefillRequest(Record):
+    """One prompt of `tokens` tokens, asked for alone or together with all others; the counts are the engine's."""
+
+    tokens: int
+    together: bool
+    times: Times
+    status: int | None
+    error: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class Prefill(Record):
+    """boots/NN-name/prefill.json, in the order in which the requests were sent or, of those together, planned."""
+
+    boot: str
+    requests: tuple[PrefillRequest, ...]
 
 
 class Sample(Record):

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from qualify.probes import kv, serve, throughput
+from qualify.probes import kv, prefill, serve, throughput
 from qualify.profiles import Probe
 from qualify.session import ProbeFunction
 
 PROBES: dict[Probe, ProbeFunction] = {
     Probe.SERVE: serve.collect,
+    Probe.PREFILL: prefill.collect,
     Probe.KV_CONTROL: kv.control,
     Probe.KV_COLD: kv.cold,
     Probe.KV_RESTORE: kv.restore,

@@ -85,6 +85,7 @@ class Probe(StrEnum):
     """What a boot is used for, in the order in which the probes run."""
 
     SERVE = "serve"
+    PREFILL = "prefill"
     KV_CONTROL = "kv.control"
     KV_COLD = "kv.cold"
     KV_RESTORE = "kv.restore"
