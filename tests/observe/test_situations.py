@@ -505,6 +505,25 @@ def test_24_hidden_allocation():
     assert facts.http_class(5) == 395
 
 
+def test_24_the_allocator_warns_before_an_operator_fails():
+    """The allocator does not say for whom it found no memory; the operator's error does, also while the engine starts.
+
+    The text is that of vLLM 0.32.0 on one H200 (receipts/gpu-tp1-ds4-tight). During a capture it is the capture's.
+    """
+    warned = "[rank0]:[W1130 18:50:30.1 CUDACachingAllocator.cpp:3933] memory allocation failed with OOM on device 0 while trying to allocate 2147483648 bytes (free: 1697775616, total: 150109880320)."
+    hidden = 'RuntimeError: torch_call_dispatcher( "aten::new_empty", "", stack.data(), 1) API call failed at ops.h, line 939'
+    failed = [info(worker(0), "WorkerProc hit an exception.", "ERROR"), *traceback(worker(0), hidden)]
+    for data, phase in (
+        (log(start(), KV, bar(PIECEWISE, 5), bar(FULL, 4), warned, failed), Phase.START),
+        (served(warned, failed), Phase.SERVE),
+    ):
+        finding = expect(judge(data, status=1)[1], Verdict.FAIL, Code.RUNTIME_ALLOC_FAILURE)
+        assert finding.phase is phase
+        assert "2147483648 bytes" in finding.detail and "aten::new_empty" in finding.detail
+    capturing = log(start(), KV, bar(PIECEWISE, 5, upto=2), warned, failed)
+    expect(judge(capturing, status=1)[1], Verdict.FAIL, Code.CAPTURE_OOM)
+
+
 def test_25_oom_at_warning_level():
     """The allocator's warning on every rank counts, though it is no ERROR record and has no header."""
     text = "[rank{}]:[W1130 10:00:01.1 CUDACachingAllocator.cpp:9] memory allocation failed with OOM on device {}. requested: 640 MiB, free: 490 MiB"

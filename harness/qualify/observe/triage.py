@@ -174,7 +174,7 @@ class _Case:
         yield from self._client_errors(live)
         cause = first_cause(live)
         if cause is not None:
-            yield self._cause(cause, live)
+            yield self._hidden(cause, live) or self._cause(cause, live)
 
     def _survived(self, error: ErrorRecord) -> bool:
         """Whether the server became ready in spite of an error of unknown meaning, such as a plugin's."""
@@ -186,6 +186,17 @@ class _Case:
         if error.phase is Phase.STOPPING or stop is None or error.time is None:
             return error.phase
         return Phase.STOPPING if _on_clock(error.time, stop) >= stop.replace(microsecond=0) else error.phase
+
+    def _hidden(self, cause: ErrorRecord, live: tuple[ErrorRecord, ...]) -> Finding | None:
+        """An operator that allocated inside itself and failed: the allocator warns first, but does not say for whom."""
+        failed = next((error for error in live if error.kind is _K.HIDDEN_ALLOCATION), None)
+        if cause.kind is not _K.ALLOCATOR_WARNING or failed is None or self._capturing():
+            return None
+        detail = f"{cause.message} Then: {failed.message}"
+        return self._of(_C.RUNTIME_ALLOC_FAILURE, Verdict.FAIL, failed, detail)
+
+    def _capturing(self) -> bool:
+        return any(not fact.value.complete for fact in self.facts.captures)
 
     def _cause(self, cause: ErrorRecord, live: tuple[ErrorRecord, ...]) -> Finding:
         code, side = self._code(cause, live)
@@ -205,9 +216,11 @@ class _Case:
         phase = self._phase(cause)
         started = self.facts.version is not None or self.facts.world_size is not None
         direct = _BY_KIND.get(cause.kind)
-        if cause.kind in (_K.OUT_OF_MEMORY, _K.HIDDEN_ALLOCATION, _K.ALLOCATOR_WARNING) and phase is Phase.START:
-            capturing = any(not fact.value.complete for fact in self.facts.captures)
-            return (_C.CAPTURE_OOM if capturing else _C.OUT_OF_MEMORY), Side.ENGINE
+        memory = cause.kind in (_K.OUT_OF_MEMORY, _K.HIDDEN_ALLOCATION, _K.ALLOCATOR_WARNING)
+        if memory and phase is Phase.START and self._capturing():
+            return _C.CAPTURE_OOM, Side.ENGINE
+        if memory and phase is Phase.START and cause.kind is not _K.HIDDEN_ALLOCATION:
+            return _C.OUT_OF_MEMORY, Side.ENGINE
         if cause.kind is _K.OUT_OF_MEMORY and _K.ALLOCATOR_WARNING not in kinds:
             return self._oom_code(cause), Side.ENGINE
         if cause.kind is _K.OUT_OF_MEMORY:
