@@ -27,9 +27,7 @@ def collect(session: Session) -> None:
     if asked[-1].error is None:
         session.progress(f"{len(lengths)} prompts at once")
         supplies = [iter([(False, _request(session, tokens, together=True))]) for tokens in lengths]
-        with ClosedLoop(
-            session.engine.base_url, supplies, clock, timeout, lambda turn: _note(session, turn.reply)
-        ) as loop:
+        with ClosedLoop(url, supplies, clock, timeout, lambda turn: _note(session, turn.reply)) as loop:
             turns = loop.finish()
         asked += [_asked(lengths[turn.slot], turn.reply, together=True) for turn in turns]
     session.evidence.record(PREFILL, Prefill(boot=session.boot.name, requests=tuple(asked)))
