@@ -15,6 +15,7 @@ from qualify.errors import UsageError
 from qualify.observe.codes import CODES, EvidenceCode, codes_table
 from qualify.observe.explain import explain, explain_command, render_text
 
+RECEIPTS = Path(__file__).parents[2] / "receipts"
 DSPARK = "h200x2-tp2-dspark-k5.log"
 FIRST = "h200x2-tp2-first-boot-unfinished.log"
 REFUSED = (
@@ -53,6 +54,17 @@ def test_fatal_log(tmp_path, capsys):
     assert "first fatal cause at line 4: one request of 131072 tokens needs 18.35 GiB, 8.72 GiB are available" in text
     assert f"remedy: {CODES[EvidenceCode.KV_ADMISSION_REFUSED].remedy}" in text
     assert last_line(text).startswith("vLLM 0.25.1 with TP 2 (report.log) failed at line 4 with kv_admission_refused: ")
+
+
+@pytest.mark.parametrize("boot", ["20261130T184233Z/evidence/boots/02", "20261130T185559Z/evidence/boots/01"])
+def test_a_real_engine_that_died_in_the_operator(boot, capsys):
+    """Stock vLLM 0.32.0 on an H200: the allocation that failed, by its size, and the remedy that is not "use less"."""
+    log = RECEIPTS / "gpu-tp1-ds4-tight" / f"{boot}-dspark-stock" / "engine.log"
+    assert explain_command([str(log)], as_json=False) == 1
+    text = capsys.readouterr().out
+    assert "while trying to allocate 2147483648 bytes" in text
+    assert f"remedy: {CODES[EvidenceCode.RUNTIME_ALLOC_FAILURE].remedy}" in text
+    assert " with runtime_alloc_failure: " in last_line(text)
 
 
 def test_undecided_log(sample_path, capsys):
