@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Protocol
 
 from qualify.evidence import EvidenceWriter
 from qualify.http import Client
+from qualify.load.client import Reply
 from qualify.profiles import Boot, Profile
 
 
@@ -33,6 +35,11 @@ class Session:
     """Shows one short line; carries no evidence."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that the engine runs on, if the harness chose them."""
+
+    def note(self, path: str, reply: Reply) -> None:
+        """Write down a request that the load's client made, just after it ended."""
+        began = time.monotonic() - (reply.times.ended - reply.times.sent)
+        self.engine.record("POST", path, began, reply.answer.status, reply.answer.error)
 
 
 class ProbeFunction(Protocol):

@@ -8,7 +8,6 @@ answers in one step. `expect.prefill_lengths` says which lengths.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 
 from qualify.expect import PREFILL_ANSWER_TOKENS, prefill_lengths
@@ -27,7 +26,7 @@ def collect(session: Session) -> None:
     if asked[-1].error is None:
         session.progress(f"{len(lengths)} prompts at once")
         supplies = [iter([(False, _request(session, tokens, together=True))]) for tokens in lengths]
-        with ClosedLoop(url, supplies, clock, timeout, lambda turn: _note(session, turn.reply)) as loop:
+        with ClosedLoop(url, supplies, clock, timeout, lambda turn: session.note(COMPLETIONS, turn.reply)) as loop:
             turns = loop.finish()
         asked += [_asked(lengths[turn.slot], turn.reply, together=True) for turn in turns]
     session.evidence.record(PREFILL, Prefill(boot=session.boot.name, requests=tuple(asked)))
@@ -41,7 +40,7 @@ def _one_by_one(session: Session, lengths: tuple[int, ...], asker: Asker) -> Ite
         for tokens in lengths:
             session.progress(f"a prompt of {tokens} tokens")
             reply = asker.ask(_request(session, tokens, together=False))
-            _note(session, reply)
+            session.note(COMPLETIONS, reply)
             yield (asked := _asked(tokens, reply, together=False))
             if asked.error is not None:
                 return
@@ -51,11 +50,6 @@ def _request(session: Session, tokens: int, together: bool) -> Request:
     prompt = token_prompt(tokens, session.profile.model.seed, "prefill", together, tokens)
     body = {"model": session.model, "prompt": prompt, "max_tokens": PREFILL_ANSWER_TOKENS, "temperature": 0}
     return Request(COMPLETIONS, {**body, "ignore_eos": True})
-
-
-def _note(session: Session, reply: Reply) -> None:
-    began = time.monotonic() - (reply.times.ended - reply.times.sent)
-    session.engine.record("POST", COMPLETIONS, began, reply.answer.status, reply.answer.error)
 
 
 def _asked(tokens: int, reply: Reply, together: bool) -> PrefillRequest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -89,10 +88,9 @@ def collect(session: Session) -> None:
 
 
 def _serve(session: Session, asker: Asker, planned: Planned) -> ServedRequest:
-    began = time.monotonic()
     request = planned.request(session.model)
     reply = asker.ask(request)
-    session.engine.record("POST", planned.path, began, reply.answer.status, reply.answer.error)
+    session.note(planned.path, reply)
     return ServedRequest(
         name=planned.name,
         subject=planned.subject,

@@ -21,7 +21,7 @@ from qualify import gpus
 from qualify.errors import TargetError
 from qualify.evidence import compress
 from qualify.load import ceiling
-from qualify.load.client import COMPLETIONS, ClosedLoop, Observer, Request, Supply, Turn, monotonic_clock
+from qualify.load.client import COMPLETIONS, ClosedLoop, Request, Supply, Turn, monotonic_clock
 from qualify.load.prompts import token_prompt
 from qualify.observe import metrics
 from qualify.probes.load_records import Cell, LoadRequest, Sample, cell_file, scrape_file
@@ -69,10 +69,13 @@ def _cell(session: Session, concurrency: int, limit: ceiling.Ceiling) -> Cell:
     profile = session.profile
     clock = monotonic_clock()
     supplies = [_supply(session, concurrency, slot) for slot in range(concurrency)]
-    observe = _observer(session)
+
+    def note(turn: Turn) -> None:
+        session.note(turn.request.path, turn.reply)
+
     with contextlib.closing(_Scraper(session, clock)) as scraper:
         idle_before = scraper.keep_idle_page(concurrency, "before")
-        with ClosedLoop(session.engine.base_url, supplies, clock, profile.timeouts.request_seconds, observe) as loop:
+        with ClosedLoop(session.engine.base_url, supplies, clock, profile.timeouts.request_seconds, note) as loop:
             session.progress(f"concurrency {concurrency}: warm-up")
             loop.wait_until_decoding()
             began = clock()
@@ -244,15 +247,6 @@ def _request(model: str, prompt: list[int], tokens: int) -> Request:
             "return_token_ids": True,
         },
     )
-
-
-def _observer(session: Session) -> Observer:
-    def observe(turn: Turn) -> None:
-        times, answer = turn.reply.times, turn.reply.answer
-        began = time.monotonic() - (times.ended - times.sent)
-        session.engine.record("POST", turn.request.path, began, answer.status, answer.error)
-
-    return observe
 
 
 def _load_request(turn: Turn) -> LoadRequest:
