@@ -87,10 +87,9 @@ def fullest_step(profile: Profile, boot: Boot) -> int:
 
 def prefill_lengths(profile: Profile) -> tuple[int, ...]:
     """Prompt lengths of the prefill probe in tokens: by equal factors, up to the longest that the engine takes."""
-    longest = profile.engine.max_model_len - PREFILL_ANSWER_TOKENS
-    shortest = min(PREFILL_SHORTEST, longest)
+    whole = (profile.engine.max_model_len - PREFILL_ANSWER_TOKENS) / PREFILL_SHORTEST
     steps = PREFILL_LENGTHS - 1
-    return tuple(round(shortest * (longest / shortest) ** (step / steps)) for step in range(PREFILL_LENGTHS))
+    return tuple(round(PREFILL_SHORTEST * whole ** (step / steps)) for step in range(PREFILL_LENGTHS))
 
 
 def pairs(profile: Profile) -> tuple[tuple[Boot, Boot], ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from qualify import profiles
 from qualify.errors import UsageError
+from qualify.expect import prefill_lengths
 
 SMOKE = (profiles.FOLDER / "cpu-smoke.toml").read_text()
 
@@ -57,6 +58,7 @@ def test_a_mistake_is_named_with_line_and_key(old: str, new: str, line: str, key
         ('"service.errors",\n]', '"service.errors"]\noptional = ["pins"]', "required and optional"),
         ('  "pins",', '  "pins", "graphs.capture",', "graphs.capture is asked for"),
         ('  "pins",', '  "pins", "plugin.active",', "never uses the plugin"),
+        ('probes = ["serve", ', 'probes = ["prefill", "serve", ', "the CPU engine's memory is not measured"),
         ("[engine.pins]", '[engine.graphs]\nmode = "FULL"\n[engine.pins]', "records no CUDA graphs"),
     ],
 )
@@ -65,6 +67,20 @@ def test_contradictions_are_refused(old: str, new: str, words: str) -> None:
     assert old in SMOKE
     with pytest.raises(UsageError, match=re.escape(words)):
         profiles.parse(SMOKE.replace(old, new, 1), "mine.toml")
+
+
+def short(text: str, tokens: int) -> str:
+    """The profile with shorter requests, and a prompt of the KV probes that fits them."""
+    return text.replace("max_model_len = 65536", f"max_model_len = {tokens}") + "[kv]\nprompt_tokens = [500]\n"
+
+
+def test_lengths_of_the_prefill_probe_need_room() -> None:
+    """Below 1024 tokens a request two of the 24 lengths could be one; there and above all are different."""
+    tight = (profiles.FOLDER / "gpu-tp1-ds4-tight.toml").read_text()
+    for tokens in (1024, 4096):
+        assert len(set(prefill_lengths(profiles.parse(short(tight, tokens), "mine.toml")))) == 24
+    with pytest.raises(UsageError, match=r"engine\.max_model_len is below 1024"):
+        profiles.parse(short(tight, 1023), "mine.toml")
 
 
 def test_text_that_is_not_toml_names_the_line() -> None:

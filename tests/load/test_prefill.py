@@ -49,7 +49,7 @@ def test_lengths_reach_the_longest_prompt_by_equal_factors() -> None:
 
 
 def test_every_length_is_asked_for_alone_and_then_together(place: Callable) -> None:
-    """The engine's own counts are kept, no two prompts are the same, and every request is listed once."""
+    """The engine's own counts are kept, and every request is listed once."""
     found, listed = place(Faults())
     lengths = list(prefill_lengths(profiles.load("cpu-smoke").model_copy(update={"engine": _engine()})))
     assert [one.tokens for one in found.requests] == [one.prompt_tokens for one in found.requests] == lengths * 2

@@ -522,6 +522,11 @@ def test_24_the_allocator_warns_before_an_operator_fails():
         assert "2147483648 bytes" in finding.detail and "aten::new_empty" in finding.detail
     capturing = log(start(), KV, bar(PIECEWISE, 5, upto=2), warned, failed)
     expect(judge(capturing, status=1)[1], Verdict.FAIL, Code.CAPTURE_OOM)
+    silent = log(start(), KV, bar(PIECEWISE, 5), bar(FULL, 4), failed)
+    expect(judge(silent, status=1)[1], Verdict.FAIL, Code.RUNTIME_ALLOC_FAILURE)
+    library = traceback(worker(0), "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+    starting = log(start(), KV, bar(PIECEWISE, 5), bar(FULL, 4), library)
+    expect(judge(starting, status=1)[1], Verdict.FAIL, Code.OUT_OF_MEMORY)
 
 
 def test_25_oom_at_warning_level():

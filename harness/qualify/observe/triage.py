@@ -189,10 +189,13 @@ class _Case:
 
     def _hidden(self, cause: ErrorRecord, live: tuple[ErrorRecord, ...]) -> Finding | None:
         """An operator that allocated inside itself and failed: the allocator warns first, but does not say for whom."""
-        failed = next((error for error in live if error.kind is _K.HIDDEN_ALLOCATION), None)
-        if cause.kind is not _K.ALLOCATOR_WARNING or failed is None or self._capturing():
+        hidden = (error for error in live if error.kind is _K.HIDDEN_ALLOCATION and _OPERATOR in error.message)
+        failed = next(hidden, None)
+        if failed is None or cause.kind not in (_K.ALLOCATOR_WARNING, _K.HIDDEN_ALLOCATION):
             return None
-        detail = f"{cause.message} Then: {failed.message}"
+        if self._phase(failed) is Phase.START and self._capturing():
+            return None
+        detail = failed.message if cause.kind is failed.kind else f"{cause.message} Then: {failed.message}"
         return self._of(_C.RUNTIME_ALLOC_FAILURE, Verdict.FAIL, failed, detail)
 
     def _capturing(self) -> bool:
@@ -216,11 +219,8 @@ class _Case:
         phase = self._phase(cause)
         started = self.facts.version is not None or self.facts.world_size is not None
         direct = _BY_KIND.get(cause.kind)
-        memory = cause.kind in (_K.OUT_OF_MEMORY, _K.HIDDEN_ALLOCATION, _K.ALLOCATOR_WARNING)
-        if memory and phase is Phase.START and self._capturing():
-            return _C.CAPTURE_OOM, Side.ENGINE
-        if memory and phase is Phase.START and cause.kind is not _K.HIDDEN_ALLOCATION:
-            return _C.OUT_OF_MEMORY, Side.ENGINE
+        if cause.kind in (_K.OUT_OF_MEMORY, _K.HIDDEN_ALLOCATION, _K.ALLOCATOR_WARNING) and phase is Phase.START:
+            return (_C.CAPTURE_OOM if self._capturing() else _C.OUT_OF_MEMORY), Side.ENGINE
         if cause.kind is _K.OUT_OF_MEMORY and _K.ALLOCATOR_WARNING not in kinds:
             return self._oom_code(cause), Side.ENGINE
         if cause.kind is _K.OUT_OF_MEMORY:
@@ -560,6 +560,8 @@ _BY_KIND: dict[ErrorKind, tuple[EvidenceCode, Side]] = {
     _K.OOM_KILLER: (_C.HOST_OOM_KILLED, Side.HOST),
     _K.KV_LOAD: (_C.RESTORE_PARTIAL, Side.ENGINE),
 }
+_OPERATOR = "torch_call_dispatcher("
+"""How an operator of the stable ABI says that a call of its own failed; a library's failed allocation is not one."""
 _STALL_KINDS = frozenset({_K.COLLECTIVE_WATCHDOG, _K.RPC_TIMEOUT, _K.EXECUTOR_FAILED})
 _OOM_KILLER = ("Out of memory: Killed process", "invoked oom-killer", "oom-kill:", "Memory cgroup out of memory")
 _FIRST_V2 = (0, 25)

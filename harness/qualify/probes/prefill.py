@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts of many lengths, so that memory is asked for in many sizes: each longer than all before, then all at once.
 
-A caching allocator has no block that fits a size it has not seen; the second round mixes prompts, parts of prompts and
-answers in one step. `expect.prefill_lengths` says which lengths.
+A caching allocator may have no block that fits a size it has not seen; the second round mixes prompts, parts of
+prompts and answers in one step. `expect.prefill_lengths` says which lengths.
 """
 
 from __future__ import annotations

@@ -21,6 +21,9 @@ from qualify.observe.graphs import GraphMode, Runner
 
 FOLDER = Path(__file__).parent
 
+PREFILL_FROM = 1024
+"""Tokens of a request from which on the lengths of the prefill probe are far enough apart to be different."""
+
 PositiveInt = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -179,6 +182,10 @@ class Profile(Section):
             cached = {Probe.KV_COLD, Probe.KV_RESTORE, Probe.KV_RESTART, Probe.KV_CONTROLS} & set(boot.probes)
             if cached and boot.cache is Storage.NONE:
                 raise ValueError(f"boots: {boot.name!r} runs {sorted(cached)[0]} without a cache")
+            if Probe.PREFILL in boot.probes and self.engine.kind == "cpu":
+                raise ValueError(f"boots: {boot.name!r} runs prefill, and the CPU engine's memory is not measured")
+            if Probe.PREFILL in boot.probes and self.engine.max_model_len < PREFILL_FROM:
+                raise ValueError(f"boots: {boot.name!r} runs prefill, and engine.max_model_len is below {PREFILL_FROM}")
             if Probe.KV_CONTROL in boot.probes and boot.cache is not Storage.NONE:
                 raise ValueError(f"boots: {boot.name!r} runs kv.control with a cache")
             if Probe.KV_RESTART in boot.probes and boot.cache is not Storage.KEPT:
